@@ -1,0 +1,91 @@
+"""Cuts a visual stream into blocks. Structure in, structure out: a group is never split, and no total length is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.errors import ConfigError, InputError
+from engine.types import FrameGroup, MediaKind, VideoBlock
+
+
+@dataclass(frozen=True)
+class BlockPlanner:
+    """Gathers whole groups into blocks of at most `block_tokens`; a larger group is a block of its own.
+
+    Attributes:
+        block_tokens: tokens a block may have.
+        group_tokens: tokens one group costs, given a frame's (height_px, width_px).
+    """
+
+    block_tokens: int
+    group_tokens: Callable[[int, int], int]
+
+    def __post_init__(self) -> None:
+        if self.block_tokens < 1:
+            raise ConfigError(f"engine.block_tokens={self.block_tokens} must be at least 1; 784 is a good start")
+
+    def groups_per_block(self, height_px: int, width_px: int) -> int:
+        """Whole groups that fit in one block; at least 1."""
+        return max(1, self.block_tokens // self.group_tokens(height_px, width_px))
+
+    def blocks(
+        self,
+        groups: Iterable[FrameGroup],
+        *,
+        seconds_per_group: float | None = None,
+        kind: MediaKind = "video",
+        media: int = 0,
+        first_group: int = 0,
+    ) -> Iterator[VideoBlock]:
+        """Yield the blocks of one media item as soon as each is full.
+
+        Raises:
+            InputError: a group's frames differ in size from the group before.
+        """
+        waiting: list[FrameGroup] = []
+        index = first_group
+        for group in groups:
+            if waiting and group.frames.shape != waiting[0].frames.shape:
+                raise InputError(
+                    f"group {index + len(waiting)} has frames of shape {group.frames.shape}, the ones before {waiting[0].frames.shape}; "
+                    "resize a stream to one size"
+                )
+            waiting.append(group)
+            if len(waiting) == self.groups_per_block(*group.frames.shape[-2:]):
+                yield _block(waiting, index, seconds_per_group, kind, media)
+                index += len(waiting)
+                waiting = []
+        if waiting:
+            yield _block(waiting, index, seconds_per_group, kind, media)
+
+
+def _block(groups: list[FrameGroup], first: int, seconds_per_group: float | None, kind: MediaKind, media: int) -> VideoBlock:
+    return VideoBlock(
+        frames=np.concatenate([g.frames for g in groups]),
+        times_s=tuple(g.time_s for g in groups),
+        first_group=first,
+        seconds_per_group=seconds_per_group,
+        kind=kind,
+        media=media,
+    )
+
+
+def halves(block: VideoBlock) -> tuple[VideoBlock, VideoBlock]:
+    """Cut a block between two groups, as evenly as can be.
+
+    Raises:
+        InputError: the block is a single group, which is never cut.
+    """
+    if block.groups < 2:
+        raise InputError("a block of one group can't be halved")
+    cut = block.groups // 2
+    frames_per_group = len(block.frames) // block.groups
+    first, second = block.frames[: cut * frames_per_group], block.frames[cut * frames_per_group :]
+    common = {"seconds_per_group": block.seconds_per_group, "kind": block.kind, "media": block.media}
+    return (
+        VideoBlock(first, block.times_s[:cut], block.first_group, **common),
+        VideoBlock(second, block.times_s[cut:], block.first_group + cut, **common),
+    )
