@@ -129,7 +129,7 @@ class JobConfig(BaseModel):
     )
     output: str = Field(description="Folder or s3:// prefix for the result tables.")
     limit: int | None = Field(None, ge=1, description="Take only the first N videos.")
-    only: list[str] = Field(default_factory=list, description="Take only these video ids; may be repeated.")
+    only: list[str] = Field([], description="Take only these video ids; may be repeated.")
     dry_run: bool = Field(False, description="Check everything, say what would be done, and stop.")
     trace: bool = Field(False, description="Also write the trace table: a row for every block of every video.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The model and its memory.")
@@ -232,9 +232,9 @@ def _read_command_line(argv: Sequence[str], prog: str | None) -> dict[str, Any]:
             hint = f"did you mean {spelling}?" if spelling in options else ""
             raise ConfigError("command line: " + _unknown(option, known, plain, hint, spell=lambda key: "--" + key.replace("_", "-")))
     try:
-        source = CliSettingsSource(
+        source: CliSettingsSource[Any] = CliSettingsSource(
             _Settings,
-            cli_parse_args=list(argv),
+            cli_parse_args=False,
             cli_prog_name=prog or Path(sys.argv[0]).name,
             cli_kebab_case=True,
             cli_implicit_flags=True,
@@ -244,7 +244,8 @@ def _read_command_line(argv: Sequence[str], prog: str | None) -> dict[str, Any]:
             cli_avoid_json=True,
             cli_use_class_docs_for_groups=True,
         )
-        return source()
+        source.root_parser.usage = "%(prog)s [--config FILE] [--KEY VALUE ...]"
+        return source(args=list(argv))()
     except SettingsError as error:
         raise ConfigError(f"command line: {str(error).removeprefix('error parsing CLI: ')}; --help lists every option") from None
 
