@@ -147,7 +147,7 @@ class JobConfig(BaseModel):
         return self
 
 
-class _Settings(JobConfig, BaseSettings):
+class _Settings(JobConfig, BaseSettings):  # type: ignore[misc]
     """Watch videos, answer questions about them, write Parquet."""
 
     config: str | None = Field(
@@ -173,7 +173,7 @@ def load_config(config_path: str | None, argv: Sequence[str], prog: str | None =
     file = _read_yaml(path) if path else {}
     merged: dict[str, Any] = {}
     for source in (file, environment, command_line):
-        merged = _merge(merged, source, JobConfig)
+        merged = _merge(merged, source, JobConfig, texts=source is not file)
     try:
         return JobConfig.model_validate(merged)
     except ValidationError as error:
@@ -199,8 +199,14 @@ def describe_errors(
         origin: says where the value at a location came from; "" when nobody gave it.
     """
     known = _known_keys(model)
+    of_unions = set()
     for problem in error.errors(include_url=False):
         loc = problem["loc"]
+        if loc and loc[-1] in ("float", "int", "str", "bool"):
+            if loc[:-1] not in of_unions:
+                yield f"{origin(loc)}: {'.'.join(map(str, loc[:-1]))}={_short(problem['input'])} must be a number, a text, or true or false"
+            of_unions.add(loc[:-1])
+            continue
         key = ".".join(map(str, loc))
         where = origin(loc)
         start = f"{where}: " if where else ""
@@ -212,6 +218,8 @@ def describe_errors(
             yield f"{start}{key} is missing; give --{key.replace('_', '-')}: {known[key].description}"
         elif isinstance(problem["input"], BaseModel | Mapping):
             yield f"{start}{key + ': ' if key else ''}{message}"
+        elif problem["type"] == "model_type":
+            yield f"{start}{key}={_short(problem['input'])} must be a section of `key: value` settings"
         elif "password" in message:
             yield f"{start}{key} {message}"
         else:
@@ -268,7 +276,9 @@ def _read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
         )
         return source(), variables
     except SettingsError as error:
-        raise ConfigError(f'environment: {error}; lists and mappings are written as JSON, e.g. REELKEEP_ONLY=\'["a", "b"]\'') from None
+        field = re.search(r'field "(\w+)"', str(error))
+        name = ENV_PREFIX + field.group(1).upper() if field else str(error)
+        raise ConfigError(f'environment: {name} must be JSON, as lists and mappings are, e.g. REELKEEP_ONLY=\'["a", "b"]\'') from None
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -303,17 +313,33 @@ def _read_yaml(path: str) -> dict[str, Any]:
     return content
 
 
-def _merge(base: dict[str, Any], over: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """Lay `over` on `base`, section by section; a list or a mapping that is a value is replaced whole."""
+def _merge(base: dict[str, Any], over: Mapping[str, Any], model: type[BaseModel], *, texts: bool) -> dict[str, Any]:
+    """Lay `over` on `base`, section by section; a list or a mapping that is a value is replaced whole.
+
+    Args:
+        texts: a mapping's values come as text (environment, command line) and are read as YAML would read them.
+    """
     merged = dict(base)
     for key, value in over.items():
         field = model.model_fields.get(key)
         section = _submodel(field.annotation) if field else None
-        if section and isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-            merged[key] = _merge(merged[key], value, section)
+        if section and value is None:
+            continue  # a section of which only the heading is left
+        if section and isinstance(value, Mapping):
+            merged[key] = _merge(merged.get(key) or {}, value, section, texts=texts)
+        elif texts and field and typing.get_origin(field.annotation) is dict and isinstance(value, Mapping):
+            merged[key] = {k: _plain_value(v) for k, v in value.items()}
         else:
             merged[key] = value
     return merged
+
+
+def _plain_value(text: Any) -> Any:
+    try:
+        value = yaml.safe_load(text) if isinstance(text, str) else text
+    except yaml.YAMLError:
+        return text
+    return value if isinstance(value, float | int | str | bool) else text
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
