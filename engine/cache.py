@@ -8,6 +8,7 @@ rotary position it was written with. Knows no model and no video.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -96,11 +97,12 @@ class BudgetedCache(Cache):
     ):
         super().__init__(layers=[])
         self.shape, self.policy, self.budget_tokens = shape, policy, budget_tokens
-        self.evicts_while_reading = policy.evicts
+        self.evicts_while_reading = policy.evicts  # off for one compression after a full prefill
         self.protected_tokens = 0
         self.seen_tokens = 0
         self.evictions = 0
         self.peak_entries = 0
+        self.evict_s = 0.0
         self._unrotate, self._kernel = unrotate, kernel
         self._lengths = [0] * shape.layers
         self._step: _Step | None = None
@@ -196,7 +198,9 @@ class BudgetedCache(Cache):
         stored = self._step.stored
         self.peak_entries = max(self.peak_entries, sum(self._lengths) + key.shape[2])
         queries = query[0, :, stored:] if stored < query.shape[2] else None
+        started = time.perf_counter()  # on CUDA this counts launches, not kernels
         self._store(layer, key[0, :, :stored], value[0, :, :stored], self._step.entries, queries, scale)
+        self.evict_s += time.perf_counter() - started
         return result
 
     def compress(self, layer: int, queries: Tensor | None = None, scale: float = 1.0) -> None:
@@ -208,6 +212,17 @@ class BudgetedCache(Cache):
         self._keys[layer], self._values[layer], self._entries[layer] = rows
         self._lengths[layer] = self.budget_tokens
         self.evictions += 1
+
+    def restore(self, tensors: dict[str, Tensor], *, protected_tokens: int, seen_tokens: int) -> None:
+        """Fill an empty cache with stored entries: tensors named keys.N, values.N and entries.N for each layer N."""
+        for layer in range(self.shape.layers):
+            held = tensors[f"keys.{layer}"].shape[1]
+            if held > self._keys[layer].shape[1]:
+                self._grow(layer, held)
+            for name, store in (("keys", self._keys), ("values", self._values), ("entries", self._entries)):
+                store[layer][:, :held] = tensors[f"{name}.{layer}"]
+            self._lengths[layer] = held
+        self.protected_tokens, self.seen_tokens = protected_tokens, seen_tokens
 
     # Answering
 
@@ -268,10 +283,10 @@ class BudgetedCache(Cache):
         """Put a block's entries into the layer's slots, evicting what the policy gives up."""
         held, new = self._lengths[layer], key.shape[1]
         entries = entries.expand(self.shape.kv_heads, -1, -1)
-        limit = self._keys[layer].shape[1]
-        if held + new > limit and not self.evicts_while_reading:
-            self._grow(layer, held + new)
-        elif held + new > limit:
+        slots, limit = self._keys[layer].shape[1], self.budget_tokens
+        if self.evicts_while_reading and new == 0:
+            return self.compress(layer, queries, scale)
+        if self.evicts_while_reading and held + new > limit:
             keep = self._chosen(
                 layer,
                 torch.cat([self.keys(layer), key], 1),
@@ -289,6 +304,8 @@ class BudgetedCache(Cache):
             self._lengths[layer] = limit
             self.evictions += 1
             return
+        if held + new > slots:
+            self._grow(layer, held + new)
         for store, block in ((self._keys, key), (self._values, value), (self._entries, entries)):
             store[layer][:, held : held + new] = block
         self._lengths[layer] = held + new

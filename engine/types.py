@@ -140,7 +140,7 @@ class PrefillTrace:
         groups, frames, visual_tokens: what was read.
         total_tokens: every token read, text included.
         kv_peak_bytes: largest `kv_held_bytes` of any step.
-        kv_predicted_bytes: the peak that `kv_peak_bytes` must equal or stay under: L*M + b entries.
+        kv_predicted_bytes: the peak by arithmetic alone, L*M + b entries once the budget is full; `kv_peak_bytes` must equal it.
         kv_full_bytes: what a full cache would have held.
         warnings: everything that happened besides the plain path, in words ("block halved to 8 groups: out of memory").
     """

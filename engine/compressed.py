@@ -1,0 +1,109 @@
+"""A prompt that has been read: the entries that were kept, and all it takes to ask, to go on reading, or to come back tomorrow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from engine.cache import BudgetedCache
+from engine.errors import CacheMismatchError
+from engine.models.base import PositionCursor
+from engine.types import BlockTrace, MediaKind, PrefillTrace
+
+SCHEMA = "1"
+
+
+@dataclass(frozen=True)
+class ReadState:
+    """How far the prompt has been read.
+
+    Attributes:
+        cursor: where the next token goes.
+        media: index of the open media item; -1 before the first.
+        kind: its kind; None before the first.
+        groups_before: groups of the items before it.
+        groups: groups read so far, all items.
+    """
+
+    cursor: PositionCursor = field(default_factory=PositionCursor)
+    media: int = -1
+    kind: MediaKind | None = None
+    groups_before: int = 0
+    groups: int = 0
+
+
+@dataclass
+class CompressedVideo:
+    """What `Engine.prefill` returns and `Engine.answer` asks.
+
+    Attributes:
+        cache: the kept entries.
+        state: how far the prompt was read.
+        trace: what reading cost.
+        identity: digests of the model, its weights, tokenizer and prompt, and the policy and budget that kept the entries.
+        question: the only question this cache serves, if its policy was query-aware; else None.
+    """
+
+    cache: BudgetedCache
+    state: ReadState
+    trace: PrefillTrace
+    identity: dict[str, str]
+    question: str | None = None
+
+    def save(self, path: str | Path) -> None:
+        """Write the kept entries and all state to one safetensors file, under a temporary name first."""
+        cache, path = self.cache, Path(path)
+        tensors = {}
+        for layer in range(cache.shape.layers):
+            tensors[f"keys.{layer}"] = cache.keys(layer).contiguous()
+            tensors[f"values.{layer}"] = cache.values(layer).contiguous()
+            tensors[f"entries.{layer}"] = cache.entries(layer).contiguous()
+        metadata = {
+            "schema": SCHEMA,
+            "identity": json.dumps(self.identity, sort_keys=True),
+            "state": json.dumps(asdict(self.state)),
+            "trace": json.dumps(asdict(self.trace)),
+            "protected_tokens": str(cache.protected_tokens),
+            "seen_tokens": str(cache.seen_tokens),
+            "question": json.dumps(self.question),
+        }
+        temporary = path.with_name(path.name + ".part")
+        save_file(tensors, temporary, metadata)
+        temporary.replace(path)
+
+
+def load_into(cache: BudgetedCache, path: str | Path, identity: dict[str, str]) -> CompressedVideo:
+    """Read a file that `CompressedVideo.save` wrote into an empty cache.
+
+    Raises:
+        CacheMismatchError: the file is damaged, or another model, revision, prompt, policy, budget or dtype wrote it.
+    """
+    try:
+        with safe_open(path, framework="pt", device=str(cache.shape.device)) as file:
+            metadata = file.metadata() or {}
+            _check(path, metadata, identity)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CacheMismatchError(f"cache {path} can't be read: {error}; delete it and prefill the video again") from error
+    state, trace = json.loads(metadata["state"]), json.loads(metadata["trace"])
+    trace["blocks"] = [BlockTrace(**block) for block in trace["blocks"]]
+    cache.restore(tensors, protected_tokens=int(metadata["protected_tokens"]), seen_tokens=int(metadata["seen_tokens"]))
+    cursor = PositionCursor(**state.pop("cursor"))
+    return CompressedVideo(cache, ReadState(cursor=cursor, **state), PrefillTrace(**trace), identity, json.loads(metadata["question"]))
+
+
+def _check(path: str | Path, metadata: dict[str, str], identity: dict[str, str]) -> None:
+    if metadata.get("schema") != SCHEMA:
+        raise CacheMismatchError(f"cache {path} has schema {metadata.get('schema')}, this version reads {SCHEMA}; prefill the video again")
+    stored = json.loads(metadata["identity"])
+    for key in sorted({*stored, *identity}):
+        if stored.get(key) != identity.get(key):
+            raise CacheMismatchError(
+                f"cache {path} was written with {key}={stored.get(key)}, the engine has {key}={identity.get(key)}; "
+                "load that model and setting, or prefill the video again"
+            )
+

@@ -1,0 +1,104 @@
+"""The only place that names a model family. One file a family, found by the checkpoint's `model_type`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.geometry import FrameGeometry
+from engine.models.base import ModelAdapter, kv_dimensions
+
+__all__ = ["ModelAdapter", "adapter_class", "kv_dimensions", "load_adapter", "load_geometry", "model_path"]
+
+BUNDLED = Path(__file__).parents[1] / "bundled" / "qwen2_5_vl_tiny"
+
+
+def model_path(config: EngineConfig) -> str:
+    """Folder or hub id to load from; "bundled" is the project's own test model."""
+    if config.model != "bundled":
+        return config.model
+    if not (BUNDLED / "config.json").exists():
+        raise ConfigError("engine.model='bundled': this installation carries no bundled model; name a folder or a hub id")
+    return str(BUNDLED)
+
+
+def adapter_class(model_type: str) -> type[ModelAdapter]:
+    """The adapter that opens checkpoints of this type.
+
+    Raises:
+        ConfigError: no family here does.
+    """
+    known: list[str] = []
+    for module in pkgutil.iter_modules(__path__):
+        if module.name == "base":
+            continue
+        adapter = importlib.import_module(f"{__name__}.{module.name}").Adapter
+        if model_type in adapter.model_types:
+            return adapter
+        known += adapter.model_types
+    raise ConfigError(f"engine.model: model_type {model_type!r} is not supported; supported are {', '.join(sorted(known))}")
+
+
+def load_geometry(config: EngineConfig) -> FrameGeometry:
+    """The frame rules of `config.model`, from its configuration and processor alone."""
+    hf_config, processor = _config_and_processor(config)
+    return adapter_class(hf_config.model_type).make_geometry(hf_config, processor)
+
+
+def load_adapter(config: EngineConfig) -> ModelAdapter:
+    """Load weights and processor.
+
+    Raises:
+        ConfigError: the checkpoint can't be found or opened, the device isn't there, or the family is unknown.
+    """
+    hf_config, processor = _config_and_processor(config)
+    adapter = adapter_class(hf_config.model_type)
+    device = choose_device(config.device)
+    dtype = getattr(torch, config.dtype) if config.dtype != "auto" else (torch.float32 if device.type == "cpu" else torch.bfloat16)
+    try:
+        model = adapter.load_model(
+            model_path(config), config=hf_config, dtype=dtype, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+        model = model.to(device).eval().requires_grad_(False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"engine.model={config.model}: weights could not be loaded: {_first_line(error)}") from error
+    return adapter(model, processor, config)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device for `engine.device`.
+
+    Raises:
+        ConfigError: no such device on this machine.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=name)
+        return torch.device(name)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ConfigError(f"engine.device={name} can't be used here: {_first_line(error)}; use auto or cpu") from error
+
+
+def _config_and_processor(config: EngineConfig) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoProcessor
+
+    path = model_path(config)
+    options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    try:
+        return AutoConfig.from_pretrained(path, **options), AutoProcessor.from_pretrained(path, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigError(
+            f"engine.model={config.model}: no usable checkpoint there: {_first_line(error)}; "
+            "give a folder with config.json and processor files, or a hub id that this machine can reach"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
