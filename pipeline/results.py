@@ -1,127 +1,29 @@
-"""What a job leaves behind: typed tables, one small object per finished video until the end, a marker last."""
+"""A job's results: one small object for each finished video, merged into tables at the end, the marker last."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from typing import Any
-
-import pyarrow as pa
 
 from pipeline.config import JobConfig
 from pipeline.manifest import VideoTask
+from pipeline.provenance import source_commit, versions
+from pipeline.schemas import ANSWERS, MEMORY, QUARANTINE, TABLES, TRACE, columns_table
+from pipeline.storage import Storage, join_uri, local_path, split_s3
+from pipeline.storage_errors import StorageError, StorageSetupError
+from pipeline.tables import NEVER_RUN, TableWriter, check_rows, table_rows
 
+__all__ = ["ANSWERS", "MEMORY", "QUARANTINE", "TABLES", "TRACE", "Counts", "ResultStore", "VideoResult", "columns_table", "fingerprint"]
 
-def _field(name: str, kind: pa.DataType, description: str, *, nullable: bool = True) -> pa.Field:
-    return pa.field(name, kind, nullable=nullable, metadata={"description": description})
-
-
-_RUN_ID = _field("run_id", pa.string(), "The run that wrote this table.", nullable=False)
-_VIDEO_ID = _field("video_id", pa.string(), "The video, as the manifest names it.", nullable=False)
-_URI = _field("uri", pa.string(), "Where the video was read from.", nullable=False)
-_BUDGET = _field("budget_tokens", pa.int64(), "Entries each layer kept per KV head, protected prefix included.")
-_WARNINGS = _field("warnings", pa.list_(pa.string()), "Everything that happened besides the plain path, in words; empty on the plain path.")
-_EXTRA = _field("extra", pa.string(), "The manifest's further columns, as one JSON object; null when there are none.")
-
-ANSWERS = pa.schema(
-    [
-        _RUN_ID,
-        _VIDEO_ID,
-        _URI,
-        _field("question_id", pa.string(), "The question, unique within its video.", nullable=False),
-        _field("question", pa.string(), "The question's text, byte for byte.", nullable=False),
-        _field("options", pa.list_(pa.string()), "Answers to choose from, in order (A, B, ...); empty for a free-form question."),
-        _field(
-            "answer",
-            pa.string(),
-            "What the model said; the chosen option's text for a multiple-choice question; null when there is an error.",
-        ),
-        _field("choice", pa.string(), "Letter of the chosen option; null for free-form questions and errors."),
-        _field("choice_probabilities", pa.list_(pa.float64()), "One per option, summing to 1; empty for free-form questions and errors."),
-        _field("expected", pa.string(), "The right answer as the manifest gives it (an option's text or letter); null when it gives none."),
-        _field("error", pa.string(), "Why there is no answer; null when there is one."),
-        _field("finish_reason", pa.string(), "stop, length (cut off at max_new_tokens), choice, or error.", nullable=False),
-        _field("model", pa.string(), "Model that answered."),
-        _field("policy", pa.string(), "Eviction policy."),
-        _BUDGET,
-        _field("prompt_tokens", pa.int64(), "Tokens of this question, template included, the video's not counted."),
-        _field("answer_tokens", pa.int64(), "Tokens generated."),
-        _field("ttft_s", pa.float64(), "Seconds from the start of the question batch to this answer's first token."),
-        _field("answer_s", pa.float64(), "Seconds from the start of the question batch to this answer's last token."),
-        _field("cache_id", pa.string(), "Compressed cache that answered, where caches are kept; else null."),
-        _EXTRA,
-    ]
-)
-"""A row a question."""
-
-MEMORY = pa.schema(
-    [
-        _RUN_ID,
-        _VIDEO_ID,
-        _URI,
-        _field("duration_s", pa.float64(), "Length of what was watched, seconds."),
-        _field("frames", pa.int64(), "Frames taken."),
-        _field("groups", pa.int64(), "Temporal groups read."),
-        _field("blocks", pa.int64(), "Prefill steps."),
-        _field("visual_tokens", pa.int64(), "Tokens of the video."),
-        _field("total_tokens", pa.int64(), "Tokens read before the questions, text included."),
-        _field("model", pa.string(), "Model that watched."),
-        _field("policy", pa.string(), "Eviction policy."),
-        _BUDGET,
-        _field("kv_peak_bytes", pa.int64(), "Most bytes of keys and values held at once, measured."),
-        _field("kv_predicted_bytes", pa.int64(), "The bound predicted before the work; kv_peak_bytes stays at or under it."),
-        _field("kv_full_bytes", pa.int64(), "Bytes that a full cache would have held."),
-        _field("device_peak_bytes", pa.int64(), "Peak of CUDA allocations; 0 on CPU."),
-        _field("process_peak_bytes", pa.int64(), "Peak resident memory of the process so far."),
-        _field("vision_s", pa.float64(), "Seconds in the vision tower."),
-        _field("prefill_s", pa.float64(), "Seconds in the language model while prefilling, eviction included."),
-        _field("evict_s", pa.float64(), "Seconds in eviction alone."),
-        _field("decode_wait_s", pa.float64(), "Seconds the engine waited for frames."),
-        _field("decoder", pa.string(), "Decoder that served the video."),
-        _WARNINGS,
-        _field("attempts", pa.int64(), "Tries, this one included."),
-        _field("error", pa.string(), "Why the video has no answers; null when it was answered."),
-        _EXTRA,
-    ]
-)
-"""A row a video."""
-
-TRACE = pa.schema(
-    [
-        _RUN_ID,
-        _VIDEO_ID,
-        _field("block", pa.int64(), "Index of the prefill step, from 0.", nullable=False),
-        _field("time_s", pa.float64(), "Presentation time that the step reached, in the file's own clock."),
-        _field("block_tokens", pa.int64(), "Tokens the step added."),
-        _field("seen_tokens", pa.int64(), "Tokens read so far, prefix included."),
-        _field("kept_tokens", pa.int64(), "Entries each layer held per KV head after the step."),
-        _field("kv_held_bytes", pa.int64(), "Most bytes of keys and values held during the step."),
-        _field("kv_full_bytes", pa.int64(), "Bytes a full cache would hold after the step."),
-        _field("device_peak_bytes", pa.int64(), "Peak of CUDA allocations so far; 0 on CPU."),
-        _field("process_peak_bytes", pa.int64(), "Peak resident memory of the process so far."),
-        _field("vision_s", pa.float64(), "Seconds in the vision tower."),
-        _field("prefill_s", pa.float64(), "Seconds in the language model, eviction included."),
-        _field("evict_s", pa.float64(), "Seconds in eviction alone."),
-    ]
-)
-"""A row a block, written on request."""
-
-QUARANTINE = pa.schema(
-    [
-        _RUN_ID,
-        _VIDEO_ID,
-        _URI,
-        _field("attempts", pa.int64(), "Tries that were made."),
-        _field("error", pa.string(), "Why the video was set aside.", nullable=False),
-        _field("questions", pa.int64(), "Questions left unanswered."),
-        _EXTRA,
-    ]
-)
-"""A row a video that has no answers."""
-
-TABLES = {"answers": ANSWERS, "memory": MEMORY, "trace": TRACE, "quarantine": QUARANTINE}
+_VIDEOS_AT_ONCE = 128
+# Settings that change how fast an answer comes but not the answer: tuning them doesn't throw away finished work.
+_ENGINE_SPEED = {"answer": {"batch_questions"}}
+_DECODE_SPEED = {"where", "prefetch_blocks", "threads", "stall_timeout_s"}
 
 
 @dataclass
@@ -152,12 +54,15 @@ class VideoResult:
 
 
 def fingerprint(config: JobConfig, task: VideoTask) -> str:
-    """Name a video's result by everything that changes its answers.
+    """Name a video's result by everything that changes its answers: model, settings, the file, its questions.
 
     Returns:
         "<16 hex of the settings>/<32 hex of the video and its questions>"; the part before the slash is the same for a whole run.
     """
-    settings = {"engine": config.engine.model_dump(mode="json"), "decode": config.decode.model_dump(mode="json")}
+    settings = {
+        "engine": config.engine.model_dump(mode="json", exclude=_ENGINE_SPEED),
+        "decode": config.decode.model_dump(mode="json", exclude=_DECODE_SPEED),
+    }
     video = {
         "video_id": task.video_id,
         "uri": task.uri,
@@ -169,3 +74,182 @@ def fingerprint(config: JobConfig, task: VideoTask) -> str:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass
+class Counts:
+    """How a run came out.
+
+    Attributes:
+        videos, questions: what the manifest asked for.
+        videos_failed: watched in vain, or given up: the quarantine table lists them.
+        videos_not_run: their turn never came.
+        questions_failed: questions without an answer, for whatever reason.
+    """
+
+    videos: int = 0
+    videos_answered: int = 0
+    videos_failed: int = 0
+    videos_not_run: int = 0
+    questions: int = 0
+    questions_answered: int = 0
+    questions_failed: int = 0
+
+
+class ResultStore:
+    """Keeps finished videos and makes the tables of them. Can be sent to another process.
+
+    Whoever finishes a video commits it under a name that follows from the video and the settings; a name that exists is done. So a job
+    can be killed anywhere and started again, by whomever, and no answer is written twice.
+
+    Args:
+        output: the job's output address.
+        storage: what writes there.
+        run_id: recorded with every result.
+    """
+
+    def __init__(self, output: str, storage: Storage, run_id: str) -> None:
+        self.output = output.rstrip("/") if split_s3(output) else str(local_path(output))
+        self.storage, self.run_id = storage, run_id
+
+    def start(self) -> None:
+        """Take back the last run's `_SUCCESS`, and make sure that results can be written once only.
+
+        Raises:
+            StorageError: the output can't be written, or its server doesn't keep a conditional write from replacing what is there.
+        """
+        self.storage.delete(self._uri("_SUCCESS"))
+        probe = self._uri("results", f"probe-{self.run_id}")
+        try:
+            self.storage.write_bytes(probe, b"first")
+            if self.storage.write_bytes(probe, b"second", if_absent=True):
+                raise StorageSetupError(
+                    f"{self.output}: the server ignores If-None-Match, so answers could be written twice; use a newer server"
+                )
+        finally:
+            self.storage.delete(probe)
+
+    def commit(self, result: VideoResult) -> bool:
+        """Store a finished video, whole or not at all.
+
+        Returns:
+            False when this video was committed before; what is there then stays.
+
+        Raises:
+            ValueError: a row has a column that its table doesn't, or a value of another type.
+        """
+        for table, rows in (("answers", result.answers), ("memory", [result.memory]), ("trace", result.trace)):
+            check_rows(table, rows)
+        data = json.dumps(asdict(result) | {"run_id": self.run_id}, default=_plain).encode()
+        if result.retry:
+            return self.storage.write_bytes(self._uri("failed", f"{result.fingerprint}.json"), data)
+        return self.storage.write_bytes(self._uri("results", f"{result.fingerprint}.json"), data, if_absent=True)
+
+    def done(self, fingerprints: Mapping[str, str]) -> set[str]:
+        """Which videos have been committed, by this run or an earlier one.
+
+        Args:
+            fingerprints: `fingerprint(config, task)` of each video id.
+        """
+        committed = self._committed("results", fingerprints.values())
+        return {video_id for video_id, name in fingerprints.items() if name in committed}
+
+    def compact(self, config: JobConfig, tasks: Sequence[VideoTask], started_at: datetime, *, complete: bool = True) -> Counts:
+        """Make the tables of everything that is committed, in the manifest's order; then `run.json`; then `_SUCCESS`.
+
+        Every question of every task gets exactly one row; one without an answer says why. Tables of earlier runs are replaced.
+
+        Args:
+            config: the job, recorded in `run.json`.
+            tasks: all videos of this run, those that were done before included.
+            started_at: when the run began, with time zone.
+            complete: False when the run was stopped early; `_SUCCESS` isn't written then, nor when a video has no result.
+
+        Raises:
+            StorageError: results can't be read or tables not written.
+        """
+        counts = Counts()
+        settings = {name: getattr(config.engine, name) for name in ("model", "policy", "budget_tokens")}
+        names = ["answers", "memory", "quarantine", *(["trace"] if config.trace else [])]
+        writers = {name: TableWriter(TABLES[name], self._uri(name), self.run_id, self.storage) for name in names}
+        for task, result, run_id in self._results(config, tasks):
+            rows = table_rows(task, result, settings | {"run_id": run_id})
+            for name, writer in writers.items():
+                writer.add(rows[name])
+            _count(counts, result, rows["answers"])
+        written = {uri for writer in writers.values() for uri in writer.close()}
+        for name in TABLES:
+            for uri in self.storage.list(self._uri(name)):
+                if uri not in written:
+                    self.storage.delete(uri)
+        complete = complete and not counts.videos_not_run
+        self._write_run(config, counts, started_at, complete)
+        if complete:
+            self.storage.write_bytes(self._uri("_SUCCESS"), b"")
+        return counts
+
+    def _results(self, config: JobConfig, tasks: Sequence[VideoTask]) -> Iterator[tuple[VideoTask, VideoResult, str]]:
+        names = [fingerprint(config, task) for task in tasks]
+        folders = {folder: self._committed(folder, names) for folder in ("results", "failed")}
+
+        def read(name: str) -> bytes | None:
+            folder = next((folder for folder, there in folders.items() if name in there), None)
+            return self.storage.read_bytes(self._uri(folder, f"{name}.json")) if folder else None
+
+        with ThreadPoolExecutor(16) as threads:
+            for first in range(0, len(tasks), _VIDEOS_AT_ONCE):
+                part = slice(first, first + _VIDEOS_AT_ONCE)
+                for task, name, data in zip(tasks[part], names[part], threads.map(read, names[part]), strict=True):
+                    if data is None:
+                        yield task, VideoResult(task.video_id, name, memory={"attempts": 0}, error=NEVER_RUN), self.run_id
+                        continue
+                    try:
+                        values = json.loads(data)
+                        run_id = values.pop("run_id")
+                        result = VideoResult(**values)
+                    except (ValueError, TypeError, KeyError) as error:
+                        raise StorageError(f"{self._uri('results', name)}.json: damaged ({error}); delete it and run again") from None
+                    yield task, result, run_id
+
+    def _committed(self, folder: str, names: Iterable[str]) -> set[str]:
+        """Fingerprints that have an object: one listing for all videos with the same settings."""
+        found = set()
+        for settings in {name.partition("/")[0] for name in names}:
+            for uri in self.storage.list(self._uri(folder, settings)):
+                found.add(f"{settings}/{uri.rpartition('/')[2].removesuffix('.json')}")
+        return found
+
+    def _write_run(self, config: JobConfig, counts: Counts, started_at: datetime, complete: bool) -> None:
+        ended_at = datetime.now(timezone.utc)
+        run = {
+            "run_id": self.run_id,
+            "complete": complete,
+            "started_at": started_at.isoformat(),
+            "ended_at": ended_at.isoformat(),
+            "seconds": round((ended_at - started_at).total_seconds(), 3),
+            "counts": asdict(counts),
+            "config": config.model_dump(mode="json"),
+            "versions": versions(),
+            "commit": source_commit(),
+        }
+        self.storage.write_bytes(self._uri("run.json"), json.dumps(run, indent=2, ensure_ascii=False).encode())
+
+    def _uri(self, *parts: str) -> str:
+        return join_uri(self.output, *parts)
+
+
+def _count(counts: Counts, result: VideoResult, answers: list[dict[str, Any]]) -> None:
+    failed = sum(row["error"] is not None for row in answers)
+    counts.videos += 1
+    counts.videos_not_run += result.error == NEVER_RUN
+    counts.videos_failed += result.error not in (None, NEVER_RUN)
+    counts.videos_answered += result.error is None
+    counts.questions += len(answers)
+    counts.questions_failed += failed
+    counts.questions_answered += len(answers) - failed
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} isn't a plain value")
