@@ -10,7 +10,7 @@ from engine.policies.base import CacheView, EvictionPolicy
 
 
 class Policy(EvictionPolicy):
-    """The strongest published query-agnostic rule for video, as a rival at equal budget.
+    """The strongest published query-agnostic rule for video, as a rival at equal budget; without its optional layer-adaptive pooling.
 
     Args:
         temporal_share: part of the budget given by temporal redundancy (TaR); the rest goes by value norm (VaN).

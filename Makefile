@@ -1,0 +1,41 @@
+# Two commands for everybody: `make demo` and `make test`. The rest serves development.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+OLDEST := .venv-oldest
+export HF_HUB_OFFLINE = 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: demo test lint unit oldest soak clean
+
+$(BIN)/installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[test,plot]'
+	touch $@
+
+# The oldest supported transformers, with kvpress to compare against. It sees the packages of $(VENV) and puts its own before them.
+$(OLDEST)/installed: pyproject.toml $(BIN)/installed
+	test -x $(OLDEST)/bin/python || $(BIN)/python -m venv $(OLDEST)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$($(OLDEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/newest.pth
+	$(OLDEST)/bin/python -m pip install --quiet 'transformers==5.2.*' 'kvpress>=0.5.5'
+	touch $@
+
+demo: $(BIN)/installed
+	$(BIN)/python -m jobs.demo
+
+test: lint unit oldest
+
+lint: $(BIN)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: $(BIN)/installed
+	$(BIN)/python -m pytest
+
+oldest: $(OLDEST)/installed
+	$(OLDEST)/bin/python -m pytest -m 'equivalence and not gpu'
+
+clean:
+	rm -rf $(VENV) $(OLDEST) build dist *.egg-info demo
