@@ -110,3 +110,8 @@ def best_video_stream(container: InputContainer, path: str) -> VideoStream:
     if chosen.codec_context is None:
         raise refuse(path, "is in a codec that can't be decoded", "convert it: ffmpeg -i FILE -c:v libx264 out.mp4")
     return chosen
+
+
+def has_presentation_times(container: InputContainer) -> bool:
+    """False for AVI: FFmpeg guesses the times, wrongly with B-frames; decoding times are delayed by the reordering, but in order."""
+    return container.format.name != "avi"

@@ -13,8 +13,11 @@ import numpy as np
 from pipeline.video.config import DecodeConfig
 from pipeline.video.container import best_video_stream, open_container, words
 from pipeline.video.probe import VideoProbe
-from pipeline.video.reader import DecoderRefusedError, Sample
+from pipeline.video.reader import GAPS, LONG_GAP_S, DecoderRefusedError, Sample, fault_note
 from pipeline.video.sampling import tolerance_s
+
+INDEXED_CONTAINERS = ("mov", "matroska", "avi")
+"""Where decord was seen to give the frame asked for; in MPEG-TS it gives another, without an error."""
 
 
 class DecordReader:
@@ -28,13 +31,17 @@ class DecordReader:
     """
 
     name = "decord"
+    warnings: list[str]
 
     def __init__(self, probe: VideoProbe, decode: DecodeConfig) -> None:
-        self.warnings: list[str] = []
         self.read_to_s = probe.start_s
         self.exhausted = False
         self._probe = probe
-        self._times_s, self._end_s = _packet_times_s(probe, decode)
+        self._times_s, self._end_s, self.warnings = _packet_times_s(probe, decode)
+        if probe.container.split(",")[0] not in INDEXED_CONTAINERS:
+            raise DecoderRefusedError(f"decord seeks wrongly in {probe.container} files")
+        if probe.mirrored:
+            raise DecoderRefusedError("decord doesn't mirror frames as the file asks")
         if probe.width_px * probe.height_px > decode.max_source_px:
             raise DecoderRefusedError("the frames are larger than decode.max_source_px")
         try:
@@ -81,11 +88,11 @@ class DecordReader:
 
 def _complaint(error: Exception) -> str:
     """decord's message without its clock, its source file and the path."""
-    return re.sub(r"^\[[\d:]+\] \S+:\d+: (\[.*?\] )?", "", words(error))[:80]
+    return re.sub(r"^(\[[\d:]+\] )?\S+:\d+: (\[.*?\] )?", "", words(error))[:80]
 
 
-def _packet_times_s(probe: VideoProbe, decode: DecodeConfig) -> tuple[list[float], float]:
-    """Presentation times of the best stream's packets, ascending, and the end of the last."""
+def _packet_times_s(probe: VideoProbe, decode: DecodeConfig) -> tuple[list[float], float, list[str]]:
+    """Presentation times of the best stream's packets, ascending, the end of the last, and notes on gaps."""
     ticks: list[tuple[int, int]] = []
     with open_container(probe.path, decode.stall_timeout_s) as container:
         stream = best_video_stream(container, probe.path)
@@ -96,12 +103,16 @@ def _packet_times_s(probe: VideoProbe, decode: DecodeConfig) -> tuple[list[float
                     continue
                 if packet.is_discard or packet.is_corrupt or packet.pts is None:
                     raise DecoderRefusedError("decord mishandles its hidden (edit list), damaged or undated frames")
+                if probe.container == "avi" and packet.pts != packet.dts:
+                    raise DecoderRefusedError("the times of its reordered frames are only known while decoding (AVI)")
                 ticks.append((packet.pts, packet.duration or 0))
         except av.FFmpegError as error:
             raise DecoderRefusedError(f"decord would lose a damaged file ({words(error)})") from error
     if not ticks:
         raise DecoderRefusedError("no frames found")
     ticks.sort()
+    gaps = [float(end * tick) for end, next_ in zip(map(sum, ticks), ticks[1:], strict=False) if (next_[0] - end) * tick > LONG_GAP_S]
+    notes = [fault_note(GAPS, len(gaps), gaps[0])] if gaps else []
     frame_s = 1.0 / probe.fps if probe.fps else 0.0
     last, shown = ticks[-1]
-    return [float(pts * tick) for pts, _ in ticks], float(last * tick) + (float(shown * tick) or frame_s)
+    return [float(pts * tick) for pts, _ in ticks], float(last * tick) + (float(shown * tick) or frame_s), notes

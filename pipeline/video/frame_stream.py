@@ -12,8 +12,9 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from pipeline.video.config import DecodeConfig
-from pipeline.video.container import best_video_stream, open_container, refuse, words
+from pipeline.video.container import best_video_stream, has_presentation_times, open_container, refuse, words
 from pipeline.video.probe import VideoProbe
+from pipeline.video.reader import GAPS, LONG_GAP_S, fault_note
 from pipeline.video.sampling import tolerance_s
 
 
@@ -28,8 +29,14 @@ class FrameStream:
         self._container, self._stream = self._open()
         self._tick = self._stream.time_base or Fraction(1, av.time_base)
         self._frame_s = 1.0 / probe.fps if probe.fps else 0.0
+        dated = has_presentation_times(self._container)
+        self._by_decoding_time = not dated and not keyframes_only
+        self._delay_ticks = 0 if dated else round(probe.start_s / float(self._tick))
+        self._unanswered = 0
         self._may_seek = self._load_index()
         self._last_s: float | None = None
+        self._next_dts: int | None = None
+        self.packets_end_s = probe.start_s
         self._faults: dict[str, tuple[int, float]] = {}
         self._broken_off: str | None = None
         self._restart()
@@ -96,11 +103,12 @@ class FrameStream:
         Returns:
             The frame now held (None unless seeking failed) and the one after it.
         """
+        faults = dict(self._faults)
         self.jump(wanted_s)
         ahead = self.next_frame()
         if ahead is not None and self.time_s(ahead) <= wanted_s + tolerance_s(self._probe):
             return None, ahead
-        self._may_seek = False
+        self._may_seek, self._faults, self._broken_off = False, faults, None
         back_s = self._probe.start_s if held is None else self.time_s(held)
         self.jump(back_s)
         ahead = self.next_frame()
@@ -112,7 +120,7 @@ class FrameStream:
 
     def jump(self, to_s: float) -> None:
         """Go on decoding from the last keyframe at or before a moment."""
-        self._last_s = None
+        self._last_s = self._next_dts = None
         self._container.seek(self._ticks(to_s), stream=self._stream, backward=True)
         self._restart()
 
@@ -120,17 +128,11 @@ class FrameStream:
         return int((seconds + tolerance_s(self._probe)) / float(self._tick))
 
     def _decoded(self) -> Iterator[VideoFrame]:
-        context = self._stream.codec_context
         waiting_since = time.monotonic()
         for packet in self._packets():
-            if self._keyframes_only and packet is not None and packet.pts is not None and not packet.is_keyframe:
-                frames = []
-            else:
-                try:
-                    frames = context.decode(packet)
-                except av.FFmpegError:
-                    frames = []
-                    self._fault("packets couldn't be decoded", self._position_s(packet))
+            if packet is not None and packet.pts is not None:
+                self._note_packet(packet)
+            frames = [] if self._leave_out(packet) else self._decode_packet(packet)
             for frame in frames:
                 if self._in_order(frame):
                     waiting_since = time.monotonic()
@@ -139,7 +141,40 @@ class FrameStream:
             if time.monotonic() - waiting_since > self._timeout_s:
                 reason = f"gave no frame for {self._timeout_s:g} s after {self._last_s or self._probe.start_s:.1f} s of video"
                 raise refuse(self._probe.path, reason, "check that the file plays, or raise decode.stall_timeout_s")
+        if self._keyframes_only and self._unanswered > 0:
+            self._faults["keyframes that gave no picture"] = self._unanswered, self._probe.start_s
         self.ended = True
+
+    def _decode_packet(self, packet: av.Packet | None) -> list[VideoFrame]:
+        if self._keyframes_only and packet is not None and packet.pts is not None:
+            self._unanswered += not packet.is_discard
+            if self._delay_ticks and packet.dts is not None:
+                packet.pts = packet.dts + self._delay_ticks
+        try:
+            frames = self._stream.codec_context.decode(packet)
+            self._unanswered -= len(frames)
+            return frames
+        except av.FFmpegError:
+            self._fault("damaged packets that couldn't be decoded", self._position_s(packet))
+            return []
+
+    def _leave_out(self, packet: av.Packet | None) -> bool:
+        if not self._keyframes_only or packet is None or packet.pts is None or packet.is_keyframe:
+            return False
+        # The index still knows a keyframe whose data was overwritten.
+        entries = self._stream.index_entries
+        found = entries.search_timestamp(packet.dts or 0, backward=True, any_frame=True) if self._may_seek else -1
+        if found >= 0 and entries[found].timestamp == packet.dts and entries[found].is_keyframe and not packet.is_discard:
+            self._unanswered += 1
+        return True
+
+    def _note_packet(self, packet: av.Packet) -> None:
+        """Keep track of how far the file reaches, and of stretches in which it holds nothing."""
+        self.packets_end_s = max(self.packets_end_s, float(((packet.pts or 0) + (packet.duration or 0)) * self._tick))
+        if packet.dts is not None:
+            if self._next_dts is not None and float((packet.dts - self._next_dts) * self._tick) > LONG_GAP_S:
+                self._fault(GAPS, float(self._next_dts * self._tick))
+            self._next_dts = packet.dts + (packet.duration or 0)
 
     def _packets(self) -> Iterator[av.Packet | None]:
         try:
@@ -149,16 +184,19 @@ class FrameStream:
             yield None
 
     def _in_order(self, frame: VideoFrame) -> bool:
+        if self._by_decoding_time:
+            ascends = frame.dts is not None and (self._last_s is None or float(frame.dts * self._tick) > self._last_s)
+            frame.pts = frame.dts if ascends else round(((self._last_s or 0.0) + self._frame_s) / float(self._tick))
         if frame.pts is None:
             after_s = self._probe.start_s - self._frame_s if self._last_s is None else self._last_s
             frame.pts = round((after_s + self._frame_s) / float(self._tick))
-            self._fault("frames without a time were given one from the frame rate", after_s)
+            self._fault("frames without a time, given one from the frame rate", after_s)
         time_s = self.time_s(frame)
         if self._last_s is not None and time_s < self._last_s:
-            self._fault("frames with a time before the frame in front of them were left out", time_s)
+            self._fault("frames left out because their time lies before the frame in front of them", time_s)
             return False
         if frame.is_corrupt:
-            self._fault("frames were decoded from broken data", time_s)
+            self._fault("frames decoded from broken data", time_s)
         self._last_s = time_s
         return True
 
@@ -170,9 +208,9 @@ class FrameStream:
     def notes(self) -> Iterator[str]:
         """What went wrong on the way, in words."""
         for what, (count, first_s) in self._faults.items():
-            yield f"damaged: {count} {what}, the first near {first_s:.3f} s"
+            yield fault_note(what, count, first_s)
         if self._broken_off:
-            yield f"damaged: reading broke off ({self._broken_off})"
+            yield f"reading broke off ({self._broken_off})"
 
     def _fault(self, what: str, time_s: float) -> None:
         count, first_s = self._faults.get(what, (0, time_s))

@@ -13,7 +13,15 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from engine.types import MediaKind
-from pipeline.video.container import best_video_stream, check_regular_file, is_cover_art, open_container, refuse, refusing
+from pipeline.video.container import (
+    best_video_stream,
+    check_regular_file,
+    has_presentation_times,
+    is_cover_art,
+    open_container,
+    refuse,
+    refusing,
+)
 from pipeline.video.orientation import Orientation
 
 if TYPE_CHECKING:
@@ -146,6 +154,8 @@ def _first_frame(name: str, container: InputContainer, stream: VideoStream) -> V
         try:
             for frame in packet.decode():
                 assert isinstance(frame, VideoFrame)
+                if not has_presentation_times(container):
+                    frame.pts = frame.dts
                 return frame
         except av.FFmpegError as damage:
             error = damage

@@ -67,17 +67,14 @@ class PyAVReader:
         with refusing(self._probe.path, "decoding"), FrameStream(self._probe, self._decode, keyframes_only=True) as stream:
             if stream.worth_seeking(start_s, None):
                 stream.jump(start_s)
-            last = None
             while (frame := stream.next_frame()) is not None:
                 time_s = stream.time_s(frame)
                 if time_s >= end_s:
-                    last = None
                     break
-                last = frame
-                self.read_to_s = stream.end_s(frame)
                 if time_s >= start_s - tolerance:
                     yield time_s, self._upright_rgb(frame)
-            self._close(stream, last)
+            self._close(stream, None)
+            self.read_to_s = stream.packets_end_s
 
     def _close(self, stream: FrameStream, last: VideoFrame | None) -> None:
         self.exhausted = stream.ended

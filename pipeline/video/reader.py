@@ -12,6 +12,17 @@ from engine.errors import ReelkeepError
 Sample = tuple[float, np.ndarray]
 """Presentation time in seconds in the file's own clock, and the frame: (height_px, width_px, 3) uint8 RGB, upright."""
 
+LONG_GAP_S = 1.0
+"""A longer time without packets, after the last one's own duration, is noted: a recording's pause, or lost data."""
+
+
+def fault_note(what: str, count: int, first_s: float) -> str:
+    """The form of a note on something that befell frames or packets."""
+    return f"{what}: {count}, the first near {first_s:.3f} s"
+
+
+GAPS = "stretches without frames, in which the picture before is held"
+
 
 class DecoderRefusedError(ReelkeepError):
     """This decoder can't read the file, or would read it wrongly; another may."""

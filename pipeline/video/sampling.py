@@ -11,6 +11,8 @@ from pipeline.video.container import refuse
 from pipeline.video.probe import VideoProbe, count_keyframes
 
 LARGEST_ROUNDING_S = 0.0005
+HEADER_SLACK_S = 2.0
+"""Headers tell a video's end only roughly when its frame rate varies."""
 
 
 def tolerance_s(probe: VideoProbe) -> float:
@@ -26,7 +28,7 @@ def window_s(probe: VideoProbe, decode: DecodeConfig) -> tuple[float, float]:
     """
     start_s = probe.start_s if decode.start_s is None else max(decode.start_s, probe.start_s)
     end_s = math.inf if decode.end_s is None else decode.end_s
-    if end_s <= start_s or (probe.duration_s > 0 and start_s >= probe.end_s):
+    if end_s <= start_s or (probe.duration_s > 0 and start_s >= probe.end_s + HEADER_SLACK_S):
         wanted = f"decode.start_s={decode.start_s}, decode.end_s={decode.end_s}"
         raise refuse(probe.path, f"lies between {probe.start_s:.3f} s and {probe.end_s:.3f} s, outside {wanted}", "widen them")
     return start_s, end_s

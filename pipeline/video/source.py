@@ -129,12 +129,8 @@ class VideoSource:
         if self.frames_read == 0:
             raise refuse(self.probe.path, "gave no frame between start and end", "widen decode.start_s and decode.end_s, or check the file")
         wanted_to_s = min(self.probe.end_s, self._decode.end_s if self._decode.end_s is not None else math.inf)
-        # The last keyframe may lie well before the end; only a reader that saw every frame can tell.
-        if reader.exhausted and self._decode.sampling != "keyframes" and wanted_to_s - reader.read_to_s > SHORTFALL_S:
-            self.warnings.append(
-                f"cut off: frames end at {reader.read_to_s:.3f} s, though the file's header says {self.probe.end_s:.3f} s "
-                f"({self.frames_read} of {predicted_frames(self.probe, self._decode)} frames)"
-            )
+        if reader.exhausted and wanted_to_s - reader.read_to_s > SHORTFALL_S:
+            self.warnings.append(f"cut off: frames end at {reader.read_to_s:.3f} s, though the file's header says {self.probe.end_s:.3f} s")
 
 
 def _config_notes(found: VideoProbe, geometry: FrameGeometry, decode: DecodeConfig) -> Iterator[str]:
