@@ -46,8 +46,8 @@ class _Batch:
         self.questions, self.start_position = questions, compressed.state.cursor.next
         kind = compressed.state.kind
         close = adapter.tokenize(adapter.close_text(kind), special=True) if kind else []
-        self.problems = [self.problem(q) for q in questions]
         self.prompts = [close + adapter.question_ids(q) for q in questions]
+        self.problems = [self.problem(row) for row in range(len(questions))]
         self.counts = torch.tensor([len(p) for p in self.prompts], device=adapter.device)
         self.tokens: list[list[int]] = [[] for _ in questions]
         self.first_s, self.last_s = [0.0] * len(questions), [0.0] * len(questions)
@@ -69,14 +69,20 @@ class _Batch:
             self.cache.roll_back(mark)
         return [self.result(row, choices.get(row), finished) for row in range(len(self.questions))]
 
-    def problem(self, question: Question) -> str | None:
+    def problem(self, row: int) -> str | None:
         """Why a question can't be put to the model, if so."""
+        question, limit = self.questions[row], self.adapter.position_limit
         if not question.text.strip():
             return "the question is empty; give it a text"
         if len(question.options) > MAX_OPTIONS:
             return f"{len(question.options)} options are more than the {MAX_OPTIONS} letters; split the question"
         if len(question.options) == 1:
             return "one option leaves nothing to choose; give at least two, or none for a free-form answer"
+        if self.start_position + len(self.prompts[row]) + self.config.max_new_tokens > limit:
+            return (
+                f"the question's {len(self.prompts[row])} tokens and answer.max_new_tokens={self.config.max_new_tokens} reach past the model's "
+                f"last position {limit} (engine.position_limit) behind this video; shorten them or the video"
+            )
         return None
 
     def rows(self, *, with_options: bool) -> list[int]:

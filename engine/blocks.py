@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -82,10 +82,26 @@ def halves(block: VideoBlock) -> tuple[VideoBlock, VideoBlock]:
     if block.groups < 2:
         raise InputError("a block of one group can't be halved")
     cut = block.groups // 2
-    frames_per_group = len(block.frames) // block.groups
-    first, second = block.frames[: cut * frames_per_group], block.frames[cut * frames_per_group :]
-    common = {"seconds_per_group": block.seconds_per_group, "kind": block.kind, "media": block.media}
+    frame = cut * (len(block.frames) // block.groups)
     return (
-        VideoBlock(first, block.times_s[:cut], block.first_group, **common),
-        VideoBlock(second, block.times_s[cut:], block.first_group + cut, **common),
+        replace(block, frames=block.frames[:frame], times_s=block.times_s[:cut]),
+        replace(block, frames=block.frames[frame:], times_s=block.times_s[cut:], first_group=block.first_group + cut),
     )
+
+
+def subsample(blocks: Iterable[VideoBlock], *, total_groups: int, keep_groups: int) -> Iterator[VideoBlock]:
+    """Uniform frame subsampling, the reference that drops frames instead of cache entries.
+
+    Args:
+        blocks: all blocks of one video; total_groups: how many groups they hold; keep_groups: how many to keep, evenly spread.
+
+    Yields:
+        One block a kept group, at its own time and place.
+    """
+    wanted = {int((i + 0.5) * total_groups / keep_groups) for i in range(keep_groups)}
+    for block in blocks:
+        per_group = len(block.frames) // block.groups
+        for i in range(block.groups):
+            if block.first_group + i in wanted:
+                frames = block.frames[i * per_group : (i + 1) * per_group]
+                yield replace(block, frames=frames, times_s=block.times_s[i : i + 1], first_group=block.first_group + i)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from engine.cache import BudgetedCache
 from engine.errors import CacheMismatchError
@@ -71,6 +74,7 @@ class CompressedVideo:
             "seen_tokens": str(cache.seen_tokens),
             "question": json.dumps(self.question),
         }
+        metadata["checksum"] = _checksum(tensors, metadata)
         temporary = path.with_name(path.name + ".part")
         save_file(tensors, temporary, metadata)
         temporary.replace(path)
@@ -87,7 +91,9 @@ def load_into(cache: BudgetedCache, path: str | Path, identity: dict[str, str]) 
             metadata = file.metadata() or {}
             _check(path, metadata, identity)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+        if _checksum(tensors, metadata) != metadata["checksum"]:
+            raise CacheMismatchError(f"cache {path} fails its checksum: it was damaged; delete it and prefill the video again")
+    except (SafetensorError, OSError, KeyError) as error:
         raise CacheMismatchError(f"cache {path} can't be read: {error}; delete it and prefill the video again") from error
     state, trace = json.loads(metadata["state"]), json.loads(metadata["trace"])
     trace["blocks"] = [BlockTrace(**block) for block in trace["blocks"]]
@@ -107,3 +113,14 @@ def _check(path: str | Path, metadata: dict[str, str], identity: dict[str, str])
                 "load that model and setting, or prefill the video again"
             )
 
+
+def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    """SHA-256 over every tensor's bytes and all metadata but the checksum itself."""
+    digest = hashlib.sha256()
+    for key in sorted(metadata):
+        if key != "checksum":
+            digest.update(f"{key}={metadata[key]};".encode())
+    for name in sorted(tensors):
+        digest.update(f"{name}{tuple(tensors[name].shape)}".encode())
+        digest.update(memoryview(tensors[name].cpu().contiguous().view(torch.uint8).numpy()))
+    return digest.hexdigest()

@@ -25,7 +25,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def load_engine(folders):
-    """load_engine(family, **settings): an engine over one shared adapter a family, so that weights load once."""
+    """load_engine(family, **settings): an engine of its own settings over weights that load once a family."""
     from engine import Engine, EngineConfig
     from engine.models import load_adapter
 
@@ -35,6 +35,7 @@ def load_engine(folders):
         if family not in adapters:
             adapters[family] = load_adapter(EngineConfig(model=str(folders[family]), device="cpu"))
         config = EngineConfig(model=str(folders[family]), device="cpu", **settings)
-        return Engine(adapters[family], config)
+        loaded = adapters[family]
+        return Engine(type(loaded)(loaded.model, loaded.processor, config), config)
 
     return load

@@ -104,7 +104,9 @@ def test_a_video_that_cannot_be_read_is_a_row_with_stage_and_reason(config: JobC
         result = worker(task(uri))
         assert result.error is not None and result.error.startswith(start) and str(uri) in result.error
         assert "\n" not in result.error
-        assert [(a["question_id"], a["answer"], a["error"]) for a in result.answers] == [(q.question_id, None, result.error) for q in QUESTIONS]
+        assert [(a["question_id"], a["answer"], a["error"]) for a in result.answers] == [
+            (q.question_id, None, result.error) for q in QUESTIONS
+        ]
     assert worker(task(video)).error is None
 
 
