@@ -1,0 +1,76 @@
+"""Write synthetic videos whose every event is known, with a manifest of questions and right answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.errors import ConfigError, ReelkeepError
+from pipeline.synthetic.dataset import plan_videos, write_dataset
+from pipeline.synthetic.questions import KINDS
+from pipeline.synthetic.script import EVENTS
+from pipeline.synthetic.video import GROUP_S
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Generate a data set; returns the exit code: 0 written, 2 a bad argument."""
+    arguments = _parser().parse_args(argv)
+    try:
+        _check(arguments)
+        planned = plan_videos(
+            videos=arguments.videos,
+            groups=arguments.groups,
+            set_name=arguments.set,
+            seed=arguments.seed,
+            questions=arguments.questions,
+            options={"always": True, "never": False, "mixed": None}[arguments.options],
+            kinds=tuple(arguments.kinds.split(",")),
+        )
+        manifest = write_dataset(Path(arguments.output), planned)
+    except ReelkeepError as error:
+        print(f"generate: {error}", file=sys.stderr)
+        return 2
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    kinds = Counter(q["question_id"].rsplit("-", 1)[0] for row in rows for q in row["questions"])
+    size_bytes = sum(path.stat().st_size for path in manifest.parent.glob("*.mp4"))
+    print(
+        f"{len(rows)} videos of {arguments.groups * GROUP_S:g} s, {size_bytes / 1e6:.1f} MB, {sum(kinds.values())} questions {dict(kinds)}"
+    )
+    print(f"manifest: {manifest}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="generate", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--output", required=True, help="folder for the .mp4 files and manifest.jsonl")
+    parser.add_argument("--videos", type=int, default=10, help="number of videos")
+    parser.add_argument(
+        "--groups", type=int, default=64, help=f"length of each video in temporal groups of {GROUP_S:g} s (two frames at 2 fps)"
+    )
+    events = ", ".join(f"{name}: {shapes} shapes and {digits} digits" for name, (shapes, digits) in EVENTS.items())
+    parser.add_argument("--set", choices=list(EVENTS), default="simple", help=f"events in each video ({events})")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same videos and questions")
+    parser.add_argument("--questions", type=int, default=8, help="questions a video, the kinds in turn")
+    parser.add_argument(
+        "--options", choices=["mixed", "always", "never"], default="mixed", help="multiple choice, free-form, or either by lot"
+    )
+    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of question, separated by commas")
+    return parser
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name, low in (("videos", 1), ("groups", 1), ("questions", 1), ("seed", 0)):
+        value = getattr(arguments, name)
+        if value < low:
+            raise ConfigError(f"--{name}={value} must be at least {low}")
+    unknown = [kind for kind in arguments.kinds.split(",") if kind not in KINDS]
+    if unknown:
+        raise ConfigError(f"--kinds={arguments.kinds}: {unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

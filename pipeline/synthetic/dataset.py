@@ -1,0 +1,94 @@
+"""Writes a folder of synthetic videos with a manifest of their questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.synthetic.questions import KINDS, SyntheticQuestion, ask
+from pipeline.synthetic.script import Script, SetName, write_script
+from pipeline.synthetic.video import GROUP_S, draw_frames, write_video
+
+
+@dataclass(frozen=True)
+class SyntheticVideo:
+    """One video's script and questions, before anything is drawn.
+
+    Attributes:
+        video_id: unique within the data set, and telling: set, length, seed and index.
+        script: what it shows.
+        questions: (question_id, question) in the order of the manifest.
+        seed: what its pictures are drawn from.
+    """
+
+    video_id: str
+    script: Script
+    questions: tuple[tuple[str, SyntheticQuestion], ...]
+    seed: tuple[int, ...]
+
+    def write(self, folder: Path) -> Path:
+        """Draw and encode the video; returns the file's path."""
+        path = folder / f"{self.video_id}.mp4"
+        write_video(str(path), draw_frames(np.random.default_rng([*self.seed, 1]), self.script))
+        return path
+
+    def manifest_row(self, uri: str) -> dict[str, Any]:
+        """The row of the manifest, with the kind and options of each question."""
+        questions = []
+        for question_id, question in self.questions:
+            row: dict[str, Any] = {"question_id": question_id, "question": question.text, "expected": question.answer}
+            if question.options:
+                row["options"] = list(question.options)
+            questions.append(row)
+        return {"video_id": self.video_id, "uri": uri, "questions": questions}
+
+
+def plan_videos(
+    *,
+    videos: int,
+    groups: int,
+    set_name: SetName,
+    seed: int,
+    questions: int = 8,
+    options: bool | None = None,
+    kinds: tuple[str, ...] = tuple(KINDS),
+) -> Iterator[SyntheticVideo]:
+    """Yield the scripts and questions of a data set; the same arguments give the same videos.
+
+    Args:
+        groups: length of each video in temporal groups of `GROUP_S` seconds.
+        questions: questions a video, the kinds in turn; fewer when a script has nothing more to ask about.
+        options: True for multiple choice, False for free-form answers, None for either by lot.
+        kinds: which kinds to ask, keys of `KINDS`.
+    """
+    times_s = np.arange(groups) * GROUP_S
+    for index in range(videos):
+        entropy = (seed, groups, index)
+        rng = np.random.default_rng(entropy)
+        script = write_script(rng, groups, set_name)
+        asked: dict[tuple[str, str], SyntheticQuestion] = {}
+        for kind, _attempt in zip(cycle(kinds), range(4 * questions), strict=False):
+            if len(asked) == questions:
+                break
+            question = ask(rng, script, times_s, kind, bool(rng.random() < 0.5) if options is None else options)
+            if question is not None:
+                asked.setdefault((kind, question.text), question)
+        named = tuple((f"{question.kind}-{number}", question) for number, question in enumerate(asked.values()))
+        yield SyntheticVideo(f"{set_name}-{groups}g-s{seed}-{index:04d}", script, named, entropy)
+
+
+def write_dataset(folder: Path, planned: Iterator[SyntheticVideo]) -> Path:
+    """Write every video and `manifest.jsonl`; returns the manifest's path. Paths in it are relative to the manifest's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = folder / "manifest.jsonl"
+    with manifest.open("w") as lines:
+        for video in planned:
+            path = video.write(folder)
+            lines.write(json.dumps(video.manifest_row(path.name)) + "\n")
+    return manifest
