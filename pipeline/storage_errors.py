@@ -85,6 +85,7 @@ _BY_CLASS: list[tuple[type[Exception], type[StorageError], str]] = [
     (botocore.ReadTimeoutError, StorageUnreachableError, "the server fell silent for storage.read_timeout_s, at every try"),
     (botocore.EndpointConnectionError, StorageSetupError, "the server can't be reached (connection refused or unknown host)"),
     (botocore.ProxyConnectionError, StorageSetupError, "the proxy can't be reached; check HTTPS_PROXY"),
+    (botocore.ResponseStreamingError, StorageUnreachableError, "the download was cut short, at every try"),
     (botocore.HTTPClientError, StorageUnreachableError, "the connection broke, at every try"),
     (botocore.IncompleteReadError, StorageUnreachableError, "the download was cut short, at every try"),
     (RetriesExceededError, StorageUnreachableError, "the download was cut short, at every try"),

@@ -11,6 +11,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -51,8 +52,8 @@ def test_write_read_size_list_delete(storage: Storage, bucket: str) -> None:
 
 
 def test_listing_goes_past_one_page(storage: Storage, bucket: str) -> None:
-    for number in range(1003):
-        storage.write_bytes(f"{bucket}/many/{number:04d}", b"x")
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: storage.write_bytes(f"{bucket}/many/{number:04d}", b"x"), range(1003)))
     assert len(storage.list(f"{bucket}/many")) == 1003
     found = storage.stat_many(
         [f"{bucket}/many/{number:04d}" for number in range(1002, 1005)] + [f"{bucket}/many/{n:04d}" for n in range(300)]
@@ -145,7 +146,6 @@ class _Damaged(http.server.BaseHTTPRequestHandler):
     content = b"a" * 1000
     sent = content
     announced = len(content)
-    headers_sent: list[str] = []
 
     def do_HEAD(self) -> None:
         self.answer(len(self.content), b"")
@@ -202,7 +202,7 @@ def test_a_shorter_answer_without_any_error_is_caught(damaged: tuple[type[_Damag
 def test_other_bytes_of_the_same_length_are_caught(damaged: tuple[type[_Damaged], Storage]) -> None:
     handler, storage = damaged
     handler.sent = b"b" * 1000
-    with pytest.raises(StorageUnreachableError, match="differs from the object.*MD5"), storage.spool("s3://b/a.mp4"):
+    with pytest.raises(StorageUnreachableError, match=r"differs from the object.*MD5"), storage.spool("s3://b/a.mp4"):
         pass
 
 
@@ -254,7 +254,7 @@ def test_a_prefix_with_one_set_of_questions(s3_server: S3Server, storage: Storag
     assert manifest.notes == [f"1 of 3 files under {bucket}/videos have no video's or image's suffix and are left out"]
 
 
-def test_a_bucket_that_is_not_there_stops_the_job(s3_server: S3Server, storage: Storage, bucket: str) -> None:
+def test_when_no_video_is_there_the_job_does_not_start(s3_server: S3Server, storage: Storage, bucket: str) -> None:
     row = {"uri": "s3://no-such-bucket-here/a.mp4", "question": "what?"}
     storage.write_bytes(f"{bucket}/m.jsonl", json.dumps(row).encode())
     with pytest.raises(ManifestError, match="none of the 1 videos can be read"):
