@@ -189,7 +189,10 @@ def load_config(config_path: str | None, argv: Sequence[str], prog: str | None =
 
 
 def describe_errors(
-    error: ValidationError, model: type[BaseModel], origin: typing.Callable[[tuple[Any, ...]], str] = lambda loc: ""
+    error: ValidationError,
+    model: type[BaseModel],
+    origin: typing.Callable[[tuple[Any, ...]], str] = lambda loc: "",
+    noun: str = "setting",
 ) -> Iterator[str]:
     """Turn each of pydantic's problems into one line: field, value, bound, remedy.
 
@@ -197,6 +200,7 @@ def describe_errors(
         error: what pydantic raised.
         model: the model that was validated, for the nearest key and the defaults.
         origin: says where the value at a location came from; "" when nobody gave it.
+        noun: what a key of the model is called.
     """
     known = _known_keys(model)
     of_unions = set()
@@ -211,11 +215,11 @@ def describe_errors(
         where = origin(loc)
         start = f"{where}: " if where else ""
         if problem["type"] == "extra_forbidden":
-            yield start + _unknown(key, known)
+            yield start + _unknown(key, known, noun=noun)
             continue
-        message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be").replace("valid tuple", "list")
         if problem["type"] == "missing":
-            yield f"{start}{key} is missing; give --{key.replace('_', '-')}: {known[key].description}"
+            yield f"{start}{key} is missing" + (f"; give --{key.replace('_', '-')}: {known[key].description}" if noun == "setting" else "")
         elif isinstance(problem["input"], BaseModel | Mapping):
             yield f"{start}{key + ': ' if key else ''}{message}"
         elif problem["type"] == "model_type":
@@ -358,7 +362,14 @@ def _submodel(annotation: Any) -> type[BaseModel] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
-def _unknown(shown: str, known: Mapping[str, Any], key: str | None = None, hint: str = "", spell: typing.Callable[[str], str] = str) -> str:
+def _unknown(
+    shown: str,
+    known: Mapping[str, Any],
+    key: str | None = None,
+    hint: str = "",
+    spell: typing.Callable[[str], str] = str,
+    noun: str = "setting",
+) -> str:
     key = key or shown
     if _SECRET.search(key.rsplit(".", 1)[-1]):
         return f"{shown} is not a setting: {_SECRET_REMEDY}"
@@ -368,7 +379,7 @@ def _unknown(shown: str, known: Mapping[str, Any], key: str | None = None, hint:
         near = near or [leaves[m] for m in difflib.get_close_matches(key.rsplit(".", 1)[-1], leaves, n=1, cutoff=0.6)]
         near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.0)
         hint = f"did you mean {spell(near[0])}?" if near else ""
-    return f"{shown} is not a setting; {hint}"
+    return f"{shown} is not a {noun}; {hint}"
 
 
 def _holds(source: Mapping[str, Any], loc: tuple[Any, ...]) -> bool:

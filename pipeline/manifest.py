@@ -156,7 +156,9 @@ def _checked_questions(questions: Iterable[Any], start: int = 0, extra: Mapping[
         try:
             checked.append(ManifestQuestion.model_validate(given | ({"extra": dict(extra)} if extra else {})))
         except ValidationError as error:
-            raise ValueError("\n".join(f"question {number}: {line}" for line in describe_errors(error, ManifestQuestion))) from None
+            raise ValueError(
+                "\n".join(f"question {number}: {line}" for line in describe_errors(error, ManifestQuestion, noun="field"))
+            ) from None
         _identifier("question_id", given["question_id"])
     return checked
 
@@ -224,7 +226,10 @@ def _listed_tasks(videos: str, questions: str, storage: Storage, notes: list[str
     if len(media) < len(files):
         notes.append(f"{len(files) - len(media)} of {len(files)} files under {videos} have no video's or image's suffix and are left out")
     folder = len(videos.rstrip("/") if split_s3(videos) else str(local_path(videos)).rstrip("/")) + 1
-    return [VideoTask(video_id=_identifier("video_id", uri[folder:]), uri=uri, questions=tuple(asked)) for uri in media]
+    try:
+        return [VideoTask(video_id=_identifier("video_id", uri[folder:]), uri=uri, questions=tuple(asked)) for uri in media]
+    except ValueError as error:
+        raise ManifestError(f"videos={videos}: {error}; rename the file") from None
 
 
 def _chosen(tasks: list[VideoTask], config: JobConfig) -> list[VideoTask]:

@@ -100,7 +100,7 @@ class TableWriter:
         self._convert()
         if sum(t.num_rows for t in self._tables) >= ROWS_PER_GROUP or sum(t.nbytes for t in self._tables) >= BYTES_PER_GROUP:
             self._write_group()
-        if self._buffer.tell() >= BYTES_PER_FILE:
+        if self._writer is not None and self._buffer.tell() >= BYTES_PER_FILE:
             self._finish_file()
 
     def close(self) -> list[str]:

@@ -39,9 +39,6 @@ class ManifestQuestion(BaseModel):
     def _answerable(self) -> ManifestQuestion:
         if not self.question.strip():
             raise ValueError("question is empty")
-        for text in (self.question, *self.options, self.expected or ""):
-            if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-                raise ValueError("the text isn't valid Unicode (half of a surrogate pair)")
         if max(map(len, self.options), default=0) > MAX_TEXT_CHARS:
             raise ValueError(f"an option is longer than {MAX_TEXT_CHARS} characters")
         if self.options and self.expected is not None and self.expected not in self.options:
