@@ -6,19 +6,17 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import av
-import numpy as np
 import pytest
 
 from engine.engine import Engine
 from engine.errors import OutOfMemoryError
 from pipeline.attempts import Attempts
 from pipeline.config import JobConfig
-from pipeline.manifest import ManifestQuestion, VideoTask
 from pipeline.storage import Storage
 from pipeline.stream import Message, StageError, read_video
+from pipeline.task import ManifestQuestion, VideoTask
 from pipeline.worker import VideoWorker, WorkerLost
-from tests.support.models import tiny_qwen2_5_vl_folder
+from tests.support.videos import make_video
 
 QUESTIONS = (
     ManifestQuestion(question_id="free", question="What is it?"),
@@ -26,28 +24,14 @@ QUESTIONS = (
 )
 
 
-def write_video(path: Path, seconds: int = 4, fps: int = 8, seed: int = 0) -> Path:
-    """A short H.264 file of moving noise, 96x64."""
-    rng = np.random.default_rng(seed)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=fps)
-        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
-        base = rng.integers(0, 255, (64, 96, 3), dtype=np.uint8)
-        for index in range(seconds * fps):
-            frame = av.VideoFrame.from_ndarray(np.roll(base, index * 3, axis=1), format="rgb24")
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return path
-
-
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_qwen2_5_vl_folder(tmp_path_factory.mktemp("model")))
+def model(folders: dict[str, Path]) -> str:
+    return str(folders["qwen2_5_vl"])
 
 
 @pytest.fixture(scope="module")
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_video(tmp_path_factory.mktemp("video") / "clip.mp4")
+    return make_video(tmp_path_factory.mktemp("video") / "clip.mp4", frames=40, fps=10)
 
 
 def make_config(model: str, output: Path, **engine: object) -> JobConfig:
@@ -90,7 +74,7 @@ def test_the_trace_is_kept_on_request_only(config: JobConfig, engine: Engine, vi
 
 
 def test_warnings_land_in_the_result(config: JobConfig, engine: Engine, tmp_path: Path) -> None:
-    odd = write_video(tmp_path / "odd.mp4", seconds=3)
+    odd = make_video(tmp_path / "odd.mp4", frames=30, fps=10)
     warnings = VideoWorker(config, engine=engine).watch(task(odd)).warnings
     assert any("repeating its last frame" in w for w in warnings)
     assert any("question free" in w and "cut off at 4 tokens" in w for w in warnings)

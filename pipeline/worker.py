@@ -1,0 +1,224 @@
+"""Watches one video at a time: one task in, one result out. An engine with a reader in front and a store behind; no Ray."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import OutOfMemoryError
+from engine.types import Answer, PrefillTrace, Question, VideoBlock
+from pipeline.attempts import Attempts, CountedHere
+from pipeline.config import JobConfig
+from pipeline.results import ResultStore, VideoResult, fingerprint
+from pipeline.storage import Storage
+from pipeline.stream import BlockReader, Lost, StageError, VideoStream, read_video, stage
+from pipeline.task import VideoTask
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+log = logging.getLogger("reelkeep.worker")
+
+Report = Callable[[str, float, int], None]
+"""Told (video_id, seconds of video read, tokens read) now and then while a video is being read."""
+
+REPORT_EVERY_S = 1.0
+
+
+class WorkerLost(RuntimeError):
+    """The process can't be trusted with another video; what happened is on record. Whoever called must end it."""
+
+
+class VideoWorker:
+    """Loads the engine once; then turns each task into a committed result.
+
+    A video's fault becomes a row with a reason and never raises. The try is on record before the work, so a video that kills the
+    process is given up after `pool.max_attempts` tries, whoever makes them.
+
+    Args:
+        config: the job.
+        engine: an engine that is already loaded; None loads the configured one.
+        read: where blocks come from; the default decodes here, in turn.
+        store: where results go; None keeps nothing, and each call just returns its result.
+        attempts: where tries are recorded; None counts them in this process.
+        report: told how far the video that is being read has come.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        *,
+        engine: Engine | None = None,
+        read: BlockReader = read_video,
+        store: ResultStore | None = None,
+        attempts: Attempts | CountedHere | None = None,
+        report: Report = lambda video_id, video_s, tokens: None,
+    ) -> None:
+        if engine is None:
+            from engine.engine import Engine
+
+            engine = Engine.load(config.engine)
+        self.config, self.engine, self.read = config, engine, read
+        self.store, self.attempts, self.report = store, attempts or CountedHere(), report
+
+    @classmethod
+    def for_job(cls, config: JobConfig, run_id: str, **parts: Any) -> VideoWorker:
+        """A worker whose results and tries are kept under the job's output."""
+        storage = Storage(config.storage)
+        return cls(config, store=ResultStore(config.output, storage, run_id), attempts=Attempts(storage, config.output, run_id), **parts)
+
+    def __call__(self, task: VideoTask) -> VideoResult:
+        """Watch and answer, or say why not; the result is committed before it is returned.
+
+        Raises:
+            WorkerLost: this process must end; another one goes on with the same task.
+        """
+        name = fingerprint(self.config, task)
+        result = None
+        while result is None:
+            attempt, last_error = self.attempts.begin(name)
+            if attempt > self.config.pool.max_attempts:
+                result = _given_up(task, name, attempt - 1, last_error)
+                break
+            log.info("video_id=%s attempt=%d started", task.video_id, attempt)
+            try:
+                result = self.watch(task, attempt)
+            except StageError as error:
+                self.attempts.failed(name, str(error))
+                if error.lost == "worker":
+                    log.error("video_id=%s attempt=%d %s; this process ends", task.video_id, attempt, error)
+                    raise WorkerLost(str(error)) from error
+                log.warning("video_id=%s attempt=%d %s; trying again", task.video_id, attempt, error)
+        if self.store is not None:
+            self.store.commit(result)
+        self.attempts.clear(name)
+        log.log(logging.WARNING if result.error else logging.INFO, "video_id=%s %s", task.video_id, result.error or "done")
+        return result
+
+    def watch(self, task: VideoTask, attempt: int = 1) -> VideoResult:
+        """Read one video and answer its questions; commits nothing.
+
+        Raises:
+            StageError: only one that lost a process; any other becomes the result's error.
+        """
+        questions = [Question(q.question, q.options, q.question_id) for q in task.questions]
+        passes = [[question] for question in questions] if self.engine.query_aware else [questions]
+        answers: list[dict[str, Any]] = []
+        traces: list[PrefillTrace] = []
+        failures: list[StageError] = []
+        seen: dict[str, Any] = {}
+        warnings: list[str] = []
+        for asked in passes:
+            try:
+                answers += [_answer_row(answer) for answer in self._pass(task, asked, traces, seen, warnings)]
+            except StageError as error:
+                if error.lost:
+                    raise
+                failures.append(error)
+                answers += [_error_row(q.question_id, str(error)) for q in asked]
+        if len(passes) > 1:
+            warnings.append(
+                f"policy {self.config.engine.policy} needs the question: the video was read {len(passes)} times, once per question"
+            )
+        failed = str(failures[0]) if len(failures) == len(passes) else None
+        return VideoResult(
+            video_id=task.video_id,
+            fingerprint=fingerprint(self.config, task),
+            answers=[row | self._settings_row() for row in answers],
+            memory=self._memory_row(seen, traces, attempt),
+            trace=[asdict(block) for block in traces[0].blocks] if traces and self.config.trace else [],
+            warnings=list(dict.fromkeys(warnings)),
+            error=failed,
+            retry=failed is not None and failures[0].retry,
+        )
+
+    def _pass(
+        self, task: VideoTask, asked: list[Question], traces: list[PrefillTrace], seen: dict[str, Any], warnings: list[str]
+    ) -> list[Answer]:
+        """Read the video once and answer some of its questions."""
+        messages = self.read(task, self.engine.geometry, self.config)
+        stream = None
+        try:
+            with stage("fetch", task.video_id):
+                stream = VideoStream(messages, on_block=self._reporter(task))
+            head = stream.head
+            seen["duration_s"] = head.probe.duration_s
+            with stage("prefill", task.video_id, lost_by):
+                if head.probe.kind == "video":
+                    self.engine.check_length(head.groups, head.span_s, *head.frame_size_px)
+                compressed = self.engine.prefill(stream.blocks(), question=asked[0] if self.engine.query_aware else None)
+            traces.append(compressed.trace)
+            warnings += compressed.trace.warnings
+            with stage("answer", task.video_id, lost_by):
+                answers = self.engine.answer(compressed, asked)
+            warnings += [
+                f"question {a.question_id}: the answer was cut off at {a.answer_tokens} tokens"
+                for a in answers
+                if a.finish_reason == "length"
+            ]
+            return answers
+        finally:
+            if stream is not None and stream.tail is not None:
+                seen["decoder"] = stream.tail.decoder
+                warnings += stream.tail.warnings
+            getattr(messages, "close", lambda: None)()
+
+    def _reporter(self, task: VideoTask) -> Callable[[VideoBlock], None]:
+        first_s: float | None = None
+        next_s = 0.0
+        tokens = 0
+
+        def on_block(block: VideoBlock) -> None:
+            nonlocal first_s, next_s, tokens
+            first_s = block.times_s[0] if first_s is None else first_s
+            tokens += block.groups * self.engine.geometry.group_tokens(*block.frames.shape[-2:])
+            if time.monotonic() >= next_s:
+                self.report(task.video_id, block.times_s[-1] - first_s, tokens)
+                next_s = time.monotonic() + REPORT_EVERY_S
+
+        return on_block
+
+    def _settings_row(self) -> dict[str, Any]:
+        engine = self.config.engine
+        return {"model": engine.model, "policy": engine.policy, "budget_tokens": engine.budget_tokens}
+
+    def _memory_row(self, seen: dict[str, Any], traces: list[PrefillTrace], attempt: int) -> dict[str, Any]:
+        row = self._settings_row() | seen | {"attempts": attempt}
+        if not traces:
+            return row
+        first = traces[0]
+        counts = {
+            name: getattr(first, name)
+            for name in ("frames", "groups", "visual_tokens", "total_tokens", "kv_predicted_bytes", "kv_full_bytes")
+        }
+        peaks = {name: max(getattr(t, name) for t in traces) for name in ("kv_peak_bytes", "device_peak_bytes", "process_peak_bytes")}
+        sums = {name: sum(getattr(t, name) for t in traces) for name in ("vision_s", "prefill_s", "evict_s")}
+        return row | counts | peaks | sums | {"blocks": len(first.blocks), "decode_wait_s": sum(t.input_wait_s for t in traces)}
+
+
+def lost_by(error: Exception) -> Lost:
+    """Which process an engine's error costs: this one, after running out of memory or once a CUDA context is gone."""
+    fatal = isinstance(error, OutOfMemoryError | MemoryError) or "CUDA error" in str(error) or "CUDA out of memory" in str(error)
+    return "worker" if fatal else ""
+
+
+def _given_up(task: VideoTask, name: str, attempts: int, last_error: str) -> VideoResult:
+    reason = last_error or "the process that worked on it died without a word (out of memory, or a crash in native code)"
+    error = f"given up after {attempts} attempts: {reason}"
+    answers = [_error_row(q.question_id, error) for q in task.questions]
+    return VideoResult(task.video_id, name, answers=answers, memory={"attempts": attempts}, error=error)
+
+
+def _answer_row(answer: Answer) -> dict[str, Any]:
+    if answer.error is not None:
+        return _error_row(answer.question_id, answer.error)
+    row = asdict(answer)
+    row["answer"] = row.pop("text")
+    return row
+
+
+def _error_row(question_id: str, error: str) -> dict[str, Any]:
+    return {"question_id": question_id, "answer": None, "finish_reason": "error", "error": error}
