@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from engine.compressed import CompressedVideo
 from engine.config import AnswerConfig
 from engine.errors import InputError
 from engine.models.base import LETTERS, ModelAdapter
-from engine.types import Answer, Question
+from engine.types import Answer, FinishReason, Question
 
 MAX_OPTIONS = len(LETTERS)
 
@@ -122,7 +123,9 @@ class _Batch:
             logits = self.adapter.logits(self.forward(self.adapter.embed_text(last)[:, None], positions)[:, 0])
             for row in list(writing):
                 if not torch.isfinite(logits[row]).all():
-                    self.problems[row] = f"the model returned NaN or infinite logits after {step + 1} tokens; load it in bfloat16 or float32"
+                    self.problems[row] = (
+                        f"the model returned NaN or infinite logits after {step + 1} tokens; load it in bfloat16 or float32"
+                    )
                     writing.remove(row)
         return ended
 
@@ -156,20 +159,28 @@ class _Batch:
 
     def result(self, row: int, choice: Tensor | None, ended: dict[int, bool]) -> Answer:
         """The finished answer of one row."""
-        question, common = self.questions[row], {"prompt_tokens": len(self.prompts[row]), "ttft_s": self.first_s[row], "answer_s": self.last_s[row]}
+        question = self.questions[row]
+        blank = Answer(
+            question.question_id,
+            None,
+            finish_reason="error",
+            prompt_tokens=len(self.prompts[row]),
+            ttft_s=self.first_s[row],
+            answer_s=self.last_s[row],
+            error=self.problems[row],
+        )
         if self.problems[row] is not None:
-            return Answer(question.question_id, None, finish_reason="error", error=self.problems[row], **common)
+            return blank
         if choice is not None:
             best = int(choice.argmax())
-            return Answer(
-                question.question_id,
-                question.options[best],
+            return replace(
+                blank,
+                text=question.options[best],
                 choice=LETTERS[best],
                 choice_probabilities=tuple(choice.tolist()),
                 finish_reason="choice",
                 answer_tokens=1,
-                **common,
             )
         text = self.adapter.tokenizer.decode(self.tokens[row], skip_special_tokens=True).strip()
-        reason = "stop" if ended.get(row) else "length"
-        return Answer(question.question_id, text, finish_reason=reason, answer_tokens=len(self.tokens[row]), **common)
+        reason: FinishReason = "stop" if ended.get(row) else "length"
+        return replace(blank, text=text, finish_reason=reason, answer_tokens=len(self.tokens[row]))

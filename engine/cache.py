@@ -208,7 +208,9 @@ class BudgetedCache(Cache):
         if self._lengths[layer] <= self.budget_tokens or not self.policy.evicts:
             return
         keep = self._chosen(layer, self.keys(layer), self.values(layer), self.entries(layer), queries, scale)
-        rows = [t[keep].view(self.shape.kv_heads, self.budget_tokens, -1) for t in (self.keys(layer), self.values(layer), self.entries(layer))]
+        rows = [
+            t[keep].view(self.shape.kv_heads, self.budget_tokens, -1) for t in (self.keys(layer), self.values(layer), self.entries(layer))
+        ]
         self._keys[layer], self._values[layer], self._entries[layer] = rows
         self._lengths[layer] = self.budget_tokens
         self.evictions += 1
@@ -229,10 +231,9 @@ class BudgetedCache(Cache):
     def begin_tail(self, questions: int, slots: int) -> None:
         """Open a tail of `slots` tokens for each of a batch of questions. What is held stays as it is, to the byte."""
         size = (questions, self.shape.kv_heads, slots, self.shape.head_dim)
-        kind = {"dtype": self.shape.dtype, "device": self.shape.device}
         lengths = torch.zeros(questions, dtype=torch.long, device=self.shape.device)
-        layers = range(self.shape.layers)
-        self._tail = _Tail([torch.zeros(size, **kind) for _ in layers], [torch.zeros(size, **kind) for _ in layers], lengths, lengths)
+        keys, values = ([self._empty(size) for _ in range(self.shape.layers)] for _ in "kv")
+        self._tail = _Tail(keys, values, lengths, lengths)
 
     def extend_tail(self, counts: Tensor) -> None:
         """Announce how many of the next forward's right-padded tokens are each question's own: (questions,) int64."""
@@ -270,6 +271,7 @@ class BudgetedCache(Cache):
 
     def _attend_tail(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         tail = self._tail
+        assert tail is not None
         tokens, slots = key.shape[2], tail.keys[layer].shape[2]
         rows = torch.arange(key.shape[0], device=key.device)[:, None]
         places = (tail.lengths[:, None] + torch.arange(tokens, device=key.device)).clamp(max=slots - 1)
@@ -331,6 +333,9 @@ class BudgetedCache(Cache):
         self._keys.append(torch.empty(heads, slots, self.shape.head_dim, dtype=self.shape.dtype, device=device))
         self._values.append(torch.empty_like(self._keys[-1]))
         self._entries.append(torch.empty(heads, slots, ENTRY_FIELDS + self.shape.axes, dtype=torch.int32, device=device))
+
+    def _empty(self, size: tuple[int, ...]) -> Tensor:
+        return torch.zeros(size, dtype=self.shape.dtype, device=self.shape.device)
 
     def _grow(self, layer: int, needed: int) -> None:
         """Double a layer's slots: only for the full cache, whose size nobody knows beforehand."""

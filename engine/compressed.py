@@ -122,5 +122,5 @@ def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
             digest.update(f"{key}={metadata[key]};".encode())
     for name in sorted(tensors):
         digest.update(f"{name}{tuple(tensors[name].shape)}".encode())
-        digest.update(memoryview(tensors[name].cpu().contiguous().view(torch.uint8).numpy()))
+        digest.update(tensors[name].cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -24,18 +24,40 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = Field("bundled", description="Hub id or folder of a Qwen2.5-VL or InternVL3.5 checkpoint; `bundled` is the tiny test model shipped with the project.")
+    model: str = Field(
+        "bundled",
+        description="Hub id or folder of a Qwen2.5-VL or InternVL3.5 checkpoint; `bundled` is the tiny test model shipped with the project.",
+    )
     revision: str | None = Field(None, description="Hub revision (branch, tag or commit); a commit makes runs repeatable.")
     trust_remote_code: bool = Field(False, description="Run code from the checkpoint. Off: only transformers' own classes are used.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Weights and cache. auto: float32 on CPU, bfloat16 on CUDA.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Weights and cache. auto: float32 on CPU, bfloat16 on CUDA."
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    attention: Literal["auto", "fused", "eager"] = Field("auto", description="Attention kernel: fused (PyTorch's flash or memory-efficient kernels) or eager (plain matrix products). auto picks fused where it runs.")
+    attention: Literal["auto", "fused", "eager"] = Field(
+        "auto",
+        description="Attention kernel: fused (PyTorch's flash or memory-efficient kernels) or eager (plain matrix products). auto picks fused where it runs.",
+    )
     policy: str = Field("keydiff", description="Eviction policy: the name of a file in engine/policies.")
-    policy_options: dict[str, float | int | str | bool] = Field(default_factory=dict, description="Keyword options of the policy, e.g. {seed: 1} for random.")
-    budget_tokens: int = Field(1024, ge=1, description="Entries each layer keeps per KV head after a block, protected prompt prefix included.")
+    policy_options: dict[str, float | int | str | bool] = Field(
+        default_factory=dict, description="Keyword options of the policy, e.g. {seed: 1} for random."
+    )
+    budget_tokens: int = Field(
+        1024, ge=1, description="Entries each layer keeps per KV head after a block, protected prompt prefix included."
+    )
     block_tokens: int = Field(784, ge=1, description="Tokens read between two evictions; blocks end on whole temporal groups or tiles.")
-    alignment: Literal["group", "none"] = Field("group", description="group: blocks are whole temporal groups or tiles. none: blocks of exactly block_tokens, structure ignored (for comparison).")
-    compress: Literal["during", "after"] = Field("during", description="during: evict while prefilling. after: one full prefill, then one eviction (for comparison; its peak is the full cache).")
-    position_limit: int | None = Field(None, ge=1, description="Largest rotary position allowed; default: the checkpoint's max_position_embeddings. Input that would pass it is refused.")
+    alignment: Literal["group", "none"] = Field(
+        "group",
+        description="group: blocks are whole temporal groups or tiles. none: blocks of exactly block_tokens, structure ignored (for comparison).",
+    )
+    compress: Literal["during", "after"] = Field(
+        "during",
+        description="during: evict while prefilling. after: one full prefill, then one eviction (for comparison; its peak is the full cache).",
+    )
+    position_limit: int | None = Field(
+        None,
+        ge=1,
+        description="Largest rotary position allowed; default: the checkpoint's max_position_embeddings. Input that would pass it is refused.",
+    )
     system_prompt: str | None = Field(None, description="System prompt; default: the model family's own.")
-    answer: AnswerConfig = Field(default_factory=AnswerConfig)
+    answer: AnswerConfig = AnswerConfig()

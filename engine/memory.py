@@ -60,11 +60,21 @@ class MemoryMeter:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     def record(
-        self, cache: BudgetedCache, *, block_tokens: int, forward_tokens: int, vision_s: float, prefill_s: float, evict_s: float, time_s: float
+        self,
+        cache: BudgetedCache,
+        *,
+        block_tokens: int,
+        forward_tokens: int,
+        vision_s: float,
+        prefill_s: float,
+        evict_s: float,
+        time_s: float,
     ) -> None:
         """Note one step: `block_tokens` stored by a forward over `forward_tokens` (proxy queries included)."""
         trace, shape = self.trace, cache.shape
-        held = step_peak_entries(shape.layers, cache.budget_tokens if cache.evicts_while_reading else None, trace.total_tokens, block_tokens)
+        held = step_peak_entries(
+            shape.layers, cache.budget_tokens if cache.evicts_while_reading else None, trace.total_tokens, block_tokens
+        )
         predicted = (held + forward_tokens - block_tokens) * shape.entry_bytes
         trace.kv_predicted_bytes = max(trace.kv_predicted_bytes, predicted)
         trace.total_tokens += block_tokens

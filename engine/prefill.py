@@ -67,7 +67,9 @@ class Prefill:
         for embeds, entries in self.cut(last=True):
             self.step(embeds, entries)
         if self.state.kind is None:
-            raise InputError("the stream held no frames, so there is nothing to ask about; check the video's length and the sampling settings")
+            raise InputError(
+                "the stream held no frames, so there is nothing to ask about; check the video's length and the sampling settings"
+            )
 
     def read(self, block: VideoBlock) -> None:
         """Encode one block and run it; out of memory, go on with halves as long as nothing of it was lost."""

@@ -214,7 +214,9 @@ class ModelAdapter(ABC):
         unknown = getattr(self.tokenizer, "unk_token_id", None)
         for letter, tokens in zip(LETTERS, ids, strict=False):
             if len(tokens) != 1 or tokens[0] == unknown:
-                raise ConfigError(f"engine.model={self.config.model}: its tokenizer has no single token for option {letter}; ask without options")
+                raise ConfigError(
+                    f"engine.model={self.config.model}: its tokenizer has no single token for option {letter}; ask without options"
+                )
         return [tokens[0] for tokens in ids]
 
     def stop_ids(self) -> set[int]:

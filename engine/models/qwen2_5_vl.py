@@ -83,9 +83,7 @@ class Adapter(ModelAdapter):
             return cos, sin
         # Older releases return one table an axis, (3, rows, slots, head_dim), and pick the sections later.
         sections = list(self.text_config.rope_parameters["mrope_section"]) * 2
-        return tuple(
-            torch.cat([part[i % 3] for i, part in enumerate(table.split(sections, dim=-1))], dim=-1) for table in (cos, sin)
-        )  # type: ignore[return-value]
+        return tuple(torch.cat([part[i % 3] for i, part in enumerate(table.split(sections, dim=-1))], dim=-1) for table in (cos, sin))  # type: ignore[return-value]
 
     def _patches(self, pixels: Tensor, groups: int) -> tuple[Tensor, tuple[int, int, int]]:
         """Cut (frames, 3, height, width) into the rows the tower wants, merge windows together, as the processor does."""

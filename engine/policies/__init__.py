@@ -32,7 +32,7 @@ def make_policy(name: str, options: dict | None = None) -> EvictionPolicy:
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"engine.policy={name!r} is not a policy; {hint}choose one of {', '.join(policy_names())}")
     policy = importlib.import_module(f"engine.policies.{name}").Policy
-    known = [p for p in inspect.signature(policy).parameters]
+    known = list(inspect.signature(policy).parameters)
     for key in options or {}:
         if key not in known:
             raise ConfigError(f"engine.policy_options.{key} is not an option of {name}; it takes {', '.join(known) or 'none'}")

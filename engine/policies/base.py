@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Callable
 from functools import cached_property
 
@@ -58,7 +57,7 @@ class CacheView:
         return self.index.argsort(dim=-1)
 
 
-class EvictionPolicy(ABC):
+class EvictionPolicy:
     """Chooses the entries that stay. Most policies only write `score`.
 
     Attributes:

@@ -35,7 +35,8 @@ class Policy(EvictionPolicy):
 
         Source: SnapKV, arXiv 2404.14469; mean over grouped heads as in its issue 22.
         """
-        kv_heads, slots, dim = view.keys.shape
+        assert view.queries is not None  # needs_question sees to it
+        kv_heads, _, dim = view.keys.shape
         queries = view.queries.float().view(kv_heads, -1, view.queries.shape[1], dim)
         weights = torch.softmax(queries @ view.keys.float()[:, None].transpose(-1, -2) * view.scale, dim=-1).mean(2)
         order = view.order[:, None].expand_as(weights)

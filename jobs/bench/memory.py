@@ -86,7 +86,9 @@ def plot(rows: list[dict], arguments: argparse.Namespace) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.8), constrained_layout=True)
-    for ax, key, title in zip(axes, ("kv_held_bytes", "process_peak_bytes"), ("KV cache, peak held", "Process, peak resident"), strict=True):
+    for ax, key, title in zip(
+        axes, ("kv_held_bytes", "process_peak_bytes"), ("KV cache, peak held", "Process, peak resident"), strict=True
+    ):
         for policy in dict.fromkeys(row["policy"] for row in rows):
             chosen = [row for row in rows if row["policy"] == policy]
             style = {"color": "#b0413e", "linestyle": "--"} if policy == "full" else {"color": "#1f6f8b"}

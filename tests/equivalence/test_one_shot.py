@@ -67,7 +67,9 @@ def test_unaligned_blocks_with_room_enough_equal_one_shot(family, folders, load_
 def test_both_kernels_equal_one_shot(attention, folders, load_engine, reference):
     from engine import Engine, EngineConfig
 
-    engine = Engine.load(EngineConfig(model=str(folders["qwen2_5_vl"]), device="cpu", attention=attention, budget_tokens=600, block_tokens=12))
+    engine = Engine.load(
+        EngineConfig(model=str(folders["qwen2_5_vl"]), device="cpu", attention=attention, budget_tokens=600, block_tokens=12)
+    )
     items = make_media(engine, "v")
     with torch.no_grad():
         expected = reference("qwen2_5_vl")(**reference_inputs(folders["qwen2_5_vl"], items), use_cache=False).logits[0, -1]

@@ -43,7 +43,7 @@ if PEERS:  # the run on the oldest transformers has kvpress; there these tests a
         from kvpress import SnapKVPress
 
         view = random_view(slots=50, queries=6)
-        keys, values = in_order(view)
+        keys, _ = in_order(view)
         repeated = keys[0].repeat_interleave(2, 0)
         attention = torch.softmax(view.queries @ repeated.transpose(-1, -2) * view.scale, -1)
         window = view.queries.shape[1]

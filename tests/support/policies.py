@@ -7,7 +7,9 @@ import torch
 from engine.policies import CacheView
 
 
-def random_view(slots: int = 40, protected: int = 4, *, heads: int = 4, kv_heads: int = 2, dim: int = 16, queries: int = 3, seed: int = 0) -> CacheView:
+def random_view(
+    slots: int = 40, protected: int = 4, *, heads: int = 4, kv_heads: int = 2, dim: int = 16, queries: int = 3, seed: int = 0
+) -> CacheView:
     """A layer of `slots` entries: text first, then groups of 6 places; slots shuffled per head behind the protected ones."""
     rng = torch.Generator().manual_seed(seed)
     entries = torch.zeros(kv_heads, slots, 4, dtype=torch.int32)

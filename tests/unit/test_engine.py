@@ -143,7 +143,7 @@ def test_compression_after_a_full_prefill_keeps_as_much_but_peaks_as_the_full_ca
 
 def test_a_query_aware_cache_serves_its_question_only(load_engine):
     engine = small(load_engine, policy="snapkv")
-    with pytest.raises(ConfigError, match="engine.policy=snapkv is query-aware and needs the question"):
+    with pytest.raises(ConfigError, match=r"engine\.policy=snapkv is query-aware and needs the question"):
         read(engine)
     compressed = read(engine, question=Question("who?"))
     with pytest.raises(InputError, match=re.escape("kept for the question 'who?'")):
@@ -404,7 +404,9 @@ def test_uniform_subsampling_keeps_times_and_budget(load_engine):
     compressed = engine.prefill(kept)
     assert compressed.trace.visual_tokens == 30
     positions = compressed.cache.positions(0)[0, compressed.trace.prefix_tokens :: 6, 0].tolist()
-    assert np.diff(positions).tolist() == [int(v * 1.4 + 1e-6) - int(u * 1.4 + 1e-6) for u, v in zip([2, 6, 10, 14], [6, 10, 14, 18], strict=True)]
+    assert np.diff(positions).tolist() == [
+        int(v * 1.4 + 1e-6) - int(u * 1.4 + 1e-6) for u, v in zip([2, 6, 10, 14], [6, 10, 14, 18], strict=True)
+    ]
 
 
 def test_frame_group_is_the_streams_unit(load_engine):
