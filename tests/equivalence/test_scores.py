@@ -105,3 +105,29 @@ def test_infinipot_v_equals_a_slow_loop():
         first = set((novelty[head, 4:].topk(10).indices + 4).tolist())
         rest = sorted(set(range(4, 34)) - first, key=lambda s: -float(by_norm[head, s]))[:10]
         assert chosen == first | set(rest)
+
+
+def test_leverage_equals_a_slow_loop():
+    view = random_view()
+    scores = make_policy("leverage", {"ridge": 0.05}).score(view)
+    for head, keys in enumerate(view.keys.double()):
+        unit = [k / k.norm() for k in keys]
+        gram = sum(torch.outer(k, k) for k in unit) / len(unit) + 0.05 / 16 * torch.eye(16, dtype=torch.float64)
+        inverse = torch.linalg.inv(gram)
+        for slot, key in enumerate(unit):
+            assert scores[head, slot] == pytest.approx(float(key @ inverse @ key), rel=1e-4)
+
+
+def test_coverage_equals_a_slow_loop():
+    view = random_view(slots=30, protected=3)
+    kept = make_policy("coverage").keep(view, 9)
+    norms = [float(view.keys[h].norm(dim=-1).mean()) for h in range(2)]
+    feature = [torch.cat([view.keys[h, s] / norms[h] for h in range(2)]) for s in range(30)]
+    weight = [sum(float(view.values[h, s].norm()) for h in range(2)) / 2 for s in range(30)]
+    taken = [0, 1, 2]
+    while len(taken) < 12:
+        best = max(
+            (s for s in range(30) if s not in taken), key=lambda s: weight[s] * min(float((feature[s] - feature[t]).norm()) for t in taken)
+        )
+        taken.append(best)
+    assert kept.tolist() == [taken[3:]] * 2
