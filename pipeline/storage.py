@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import re
+import stat
 import threading
 import time
 import uuid
@@ -16,19 +17,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import boto3
 from boto3.s3.transfer import TransferConfig
 from botocore import exceptions as botocore
 from botocore.config import Config
 
+from pipeline.address import join_uri, local_path, split_s3
 from pipeline.config import StorageConfig
 from pipeline.spool import Spool
 from pipeline.storage_errors import MissingObjectError, StorageError, StorageUnreachableError, http_status, translated
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
+
+__all__ = ["ObjectStat", "Storage", "join_uri", "local_path", "split_s3"]
 
 _T = TypeVar("_T")
 _LIST_ABOVE = 200
@@ -48,38 +51,6 @@ class ObjectStat:
     size_bytes: int
     tag: str
     md5: str = ""
-
-
-def join_uri(base: str, *parts: str) -> str:
-    """A name under a folder or prefix."""
-    return "/".join([base.rstrip("/"), *parts])
-
-
-def split_s3(uri: str) -> tuple[str, str] | None:
-    """Bucket and key of an s3:// address, the key as it is, without decoding; None for a local path.
-
-    Raises:
-        StorageError: a scheme that isn't supported, or no bucket.
-    """
-    scheme, separator, rest = uri.partition("://")
-    if not separator or scheme == "file":
-        return None
-    if scheme != "s3":
-        raise StorageError(f"{uri}: {scheme}:// isn't supported; use a local path, file:// or s3://")
-    bucket, _, key = rest.partition("/")
-    if not bucket:
-        raise StorageError(f"{uri}: names no bucket; write s3://bucket/key")
-    return bucket, key
-
-
-def local_path(uri: str) -> Path:
-    """Absolute path of a local path or file:// address."""
-    if uri.startswith("file://"):
-        parts = urlsplit(uri)
-        if parts.netloc not in ("", "localhost"):
-            raise StorageError(f"{uri}: names the host {parts.netloc!r}; write file:///path")
-        uri = unquote(parts.path)
-    return Path(os.path.abspath(os.path.expanduser(uri)))
 
 
 class Storage:
@@ -167,13 +138,7 @@ class Storage:
         s3 = split_s3(prefix)
         with self._translated(prefix):
             if s3 is None:
-                root = local_path(prefix)
-                files = sorted(
-                    str(p) for p in (root.rglob("*") if recursive else root.glob("*")) if p.is_file() and not p.name.endswith(".part")
-                )
-                for path in files:
-                    found = os.stat(path)
-                    yield ObjectStat(path, found.st_size, f"{found.st_size}-{found.st_mtime_ns}")
+                yield from _scan_local(local_path(prefix), recursive)
                 return
             bucket, key = s3
             folder = key.rstrip("/") + "/" if key.rstrip("/") else ""
@@ -236,20 +201,20 @@ class Storage:
             StorageUnreachableError: the download was cut short or differs from the object, at every try.
         """
         s3 = split_s3(uri)
-        stat = self.stat(uri)
+        known = self.stat(uri)
         if s3 is None:
             yield local_path(uri)
             return
         suffix = Path(s3[1]).suffix if re.fullmatch(r"\.[A-Za-z0-9]{1,8}", Path(s3[1]).suffix) else ""
         spool = Spool(self.config.spool_dir, self.config.spool_bytes, self.config.spool_wait_s)
-        with spool.file(uri, stat.size_bytes, suffix) as (path, file):
+        with spool.file(uri, known.size_bytes, suffix) as (path, file):
             for attempt in range(1, self.config.max_attempts + 1):
                 file.seek(0)
                 file.truncate()
                 with self._translated(uri):
                     self._s3().download_fileobj(*s3, file, Config=TransferConfig(max_concurrency=self.config.download_threads))
                     file.flush()
-                problem = self._difference(path, stat)
+                problem = self._difference(path, known)
                 if not problem:
                     break
                 _pause(attempt)
@@ -257,18 +222,18 @@ class Storage:
                 raise StorageUnreachableError(f"{uri}: the download differs from the object, at every try: {problem}")
             yield path
 
-    def _difference(self, path: Path, stat: ObjectStat) -> str:
+    def _difference(self, path: Path, known: ObjectStat) -> str:
         """How a download differs from its object; "" when it doesn't."""
         size = path.stat().st_size
-        if size != stat.size_bytes:
-            return f"{size} bytes instead of {stat.size_bytes}"
-        if not self.config.verify_etag or not stat.md5:
+        if size != known.size_bytes:
+            return f"{size} bytes instead of {known.size_bytes}"
+        if not self.config.verify_etag or not known.md5:
             return ""
         digest = hashlib.md5(usedforsecurity=False)
         with path.open("rb") as file:
             while piece := file.read(2**20):
                 digest.update(piece)
-        return "" if digest.hexdigest() == stat.md5 else f"MD5 {digest.hexdigest()} instead of {stat.md5} (storage.verify_etag)"
+        return "" if digest.hexdigest() == known.md5 else f"MD5 {digest.hexdigest()} instead of {known.md5} (storage.verify_etag)"
 
     def pyarrow_filesystem(self, uri: str) -> tuple[FileSystem, str]:
         """A pyarrow file system and the path within it, with the same endpoint and credentials; for short use, as these may expire."""
@@ -345,6 +310,27 @@ def _in_conflict(error: Exception) -> bool:
 
 def _pause(attempt: int) -> None:
     time.sleep(min(5.0, 0.1 * 2**attempt) * random.uniform(0.5, 1.0))
+
+
+def _scan_local(root: Path, recursive: bool) -> Iterator[ObjectStat]:
+    """Regular files, sorted. Files and folders that vanish meanwhile aren't there; ones that can't be entered are an error."""
+
+    def entering_failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    paths = []
+    for folder, folders, names in os.walk(root, onerror=entering_failed):
+        paths += [os.path.join(folder, name) for name in names if not name.endswith(".part")]
+        if not recursive:
+            folders.clear()
+    for path in sorted(paths):
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(found.st_mode):
+            yield ObjectStat(path, found.st_size, f"{found.st_size}-{found.st_mtime_ns}")
 
 
 def _write_local(path: Path, data: bytes, if_absent: bool) -> bool:

@@ -94,7 +94,7 @@ _BY_CLASS: list[tuple[type[Exception], type[StorageError], str]] = [
 
 _BY_ERRNO: dict[int, tuple[type[StorageError], str]] = {
     errno.ENOENT: (MissingObjectError, "no such file; check the spelling (relative paths start at the manifest)"),
-    errno.ENOTDIR: (MissingObjectError, "no such file; a part of the path is a file"),
+    errno.ENOTDIR: (MissingObjectError, "no such file or folder; a part of the path is a file"),
     errno.EISDIR: (StorageError, "this is a folder, not a file"),
     errno.EACCES: (AccessDeniedError, "permission denied for this user"),
     errno.EPERM: (AccessDeniedError, "the file system refuses this (or has no hard links, which a write that must not overwrite needs)"),

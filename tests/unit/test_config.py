@@ -220,3 +220,14 @@ def test_every_field_is_described() -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         StorageConfig().region = "elsewhere"  # type: ignore[misc]
+
+
+def test_only_one_file_reads_yaml() -> None:
+    root = CONFIGS.parent
+    readers = [
+        p
+        for package in ("engine", "pipeline", "jobs")
+        for p in (root / package).rglob("*.py")
+        if "import yaml" in p.read_text(encoding="utf-8")
+    ]
+    assert [str(p.relative_to(root)) for p in readers] == ["pipeline/config.py"]

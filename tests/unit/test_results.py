@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 import threading
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.types import Answer, BlockTrace
-from pipeline import results, tables
+from pipeline import provenance, results, tables
 from pipeline.config import JobConfig
 from pipeline.manifest import ManifestQuestion, VideoTask
 from pipeline.results import TABLES, ResultStore, VideoResult, columns_table, fingerprint
@@ -320,3 +321,13 @@ def test_the_documentation_has_every_column() -> None:
     for name, schema in TABLES.items():
         assert columns_table(schema) in text, f"configs/README.md: bring the table of {name} up to date (pipeline.results.columns_table)"
         assert all(field.metadata[b"description"] for field in schema)
+
+
+def test_the_source_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REELKEEP_COMMIT", "from-the-image")
+    assert provenance.source_commit() == "from-the-image"
+    monkeypatch.delenv("REELKEEP_COMMIT")
+    found = provenance.source_commit()
+    assert found is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", found)
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    assert provenance.source_commit() is None

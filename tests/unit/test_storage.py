@@ -59,6 +59,23 @@ def test_write_read_size_list_delete(storage: Storage, tmp_path: Path) -> None:
     assert list(storage.list(str(tmp_path / "nothing"))) == []
 
 
+def test_listing_is_honest_about_what_it_cannot_see(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    assert list(storage.list(str(tmp_path))) == [str(tmp_path / "a"), str(tmp_path / "b")]
+    with pytest.raises(MissingObjectError, match="a part of the path is a file"):
+        storage.list(str(tmp_path / "a"))
+
+    def closed(_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(AccessDeniedError, match="permission denied"):
+        storage.list(str(tmp_path))
+
+
 def test_a_write_is_never_half_visible(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "x"
     storage.write_bytes(str(target), b"old")
