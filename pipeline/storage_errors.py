@@ -93,7 +93,7 @@ _BY_CLASS: list[tuple[type[Exception], type[StorageError], str]] = [
 ]
 
 _BY_ERRNO: dict[int, tuple[type[StorageError], str]] = {
-    errno.ENOENT: (MissingObjectError, "no such file; check the spelling (relative paths start at the manifest)"),
+    errno.ENOENT: (MissingObjectError, "no such file; check the spelling"),
     errno.ENOTDIR: (MissingObjectError, "no such file or folder; a part of the path is a file"),
     errno.EISDIR: (StorageError, "this is a folder, not a file"),
     errno.EACCES: (AccessDeniedError, "permission denied for this user"),
