@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from engine.models import checkpoint_digest
 from pipeline.config import JobConfig
 from pipeline.manifest import VideoTask
 from pipeline.provenance import source_commit, versions
@@ -62,6 +63,7 @@ def fingerprint(config: JobConfig, task: VideoTask) -> str:
     settings = {
         "engine": config.engine.model_dump(mode="json", exclude=_ENGINE_SPEED),
         "decode": config.decode.model_dump(mode="json", exclude=_DECODE_SPEED),
+        "weights": checkpoint_digest(config.engine.model),
     }
     video = {
         "video_id": task.video_id,

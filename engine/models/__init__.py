@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import pkgutil
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from engine.errors import ConfigError
 from engine.geometry import FrameGeometry
 from engine.models.base import ModelAdapter, kv_dimensions
 
-__all__ = ["ModelAdapter", "adapter_class", "kv_dimensions", "load_adapter", "load_geometry", "model_path"]
+__all__ = ["ModelAdapter", "adapter_class", "checkpoint_digest", "kv_dimensions", "load_adapter", "load_geometry", "model_path"]
 
+DIGEST_BYTES = 1 << 16
 BUNDLED = Path(__file__).parents[1] / "bundled" / "qwen2_5_vl_tiny"
 
 
@@ -26,6 +29,25 @@ def model_path(config: EngineConfig) -> str:
     if not (BUNDLED / "config.json").exists():
         raise ConfigError("engine.model='bundled': this installation carries no bundled model; name a folder or a hub id")
     return str(BUNDLED)
+
+
+@lru_cache
+def checkpoint_digest(model: str) -> str:
+    """What is in the checkpoint folder that `engine.model` names, by names, sizes and both ends of each file: the same on every machine, and quick for any size.
+
+    Returns:
+        16 hex digits; "" for a hub id, whose revision says which weights they are.
+    """
+    digest = hashlib.sha256()
+    files = sorted(file for file in (BUNDLED if model == "bundled" else Path(model)).glob("*") if file.is_file())
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size};".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(DIGEST_BYTES))
+            content.seek(max(0, size - DIGEST_BYTES))
+            digest.update(content.read(DIGEST_BYTES))
+    return digest.hexdigest()[:16] if files else ""
 
 
 def adapter_class(model_type: str) -> type[ModelAdapter]:

@@ -414,3 +414,17 @@ def test_frame_group_is_the_streams_unit(load_engine):
     group = FrameGroup(np.zeros((2, 3, 56, 84), np.uint8))
     assert engine.geometry.group_tokens(56, 84) == 6
     assert next(engine.planner.blocks([group])).groups == 1
+
+
+def test_a_checkpoint_folder_is_known_by_its_content(folders, tmp_path):
+    from shutil import copytree
+
+    from engine.models import checkpoint_digest
+
+    copy = copytree(folders["qwen2_5_vl"], tmp_path / "copy")
+    assert checkpoint_digest(str(copy)) == checkpoint_digest(str(folders["qwen2_5_vl"])) != ""
+    changed = copytree(folders["qwen2_5_vl"], tmp_path / "changed")
+    weights = changed / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\1")
+    assert checkpoint_digest(str(changed)) != checkpoint_digest(str(copy))
+    assert checkpoint_digest("Qwen/Qwen2.5-VL-7B-Instruct") == ""
