@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class CompressedVideo:
         trace: what reading cost.
         identity: digests of the model, its weights, tokenizer and prompt, and the policy and budget that kept the entries.
         question: the only question this cache serves, if its policy was query-aware; else None.
+        labels: what whoever stored the cache wrote on it (which video, when); kept and checked, but no part of the identity.
     """
 
     cache: BudgetedCache
@@ -56,9 +58,14 @@ class CompressedVideo:
     trace: PrefillTrace
     identity: dict[str, str]
     question: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
 
-    def save(self, path: str | Path) -> None:
-        """Write the kept entries and all state to one safetensors file, under a temporary name first."""
+    def save(self, path: str | Path, labels: Mapping[str, str] | None = None) -> None:
+        """Write the kept entries and all state to one safetensors file, under a temporary name first.
+
+        Args:
+            labels: stored with the cache and readable without loading it; default: the cache's own.
+        """
         cache, path = self.cache, Path(path)
         tensors = {}
         for layer in range(cache.shape.layers):
@@ -73,6 +80,7 @@ class CompressedVideo:
             "protected_tokens": str(cache.protected_tokens),
             "seen_tokens": str(cache.seen_tokens),
             "question": json.dumps(self.question),
+            "labels": json.dumps(dict(self.labels if labels is None else labels), sort_keys=True),
         }
         metadata["checksum"] = _checksum(tensors, metadata)
         temporary = path.with_name(path.name + ".part")
@@ -86,25 +94,48 @@ def load_into(cache: BudgetedCache, path: str | Path, identity: dict[str, str]) 
     Raises:
         CacheMismatchError: the file is damaged, or another model, revision, prompt, policy, budget or dtype wrote it.
     """
+    metadata, tensors = read_stored(path, identity, device=cache.shape.device)
+    state, trace = json.loads(metadata["state"]), json.loads(metadata["trace"])
+    trace["blocks"] = [BlockTrace(**block) for block in trace["blocks"]]
+    cache.restore(tensors, protected_tokens=int(metadata["protected_tokens"]), seen_tokens=int(metadata["seen_tokens"]))
+    cursor = PositionCursor(**state.pop("cursor"))
+    question, labels = json.loads(metadata["question"]), json.loads(metadata["labels"])
+    return CompressedVideo(cache, ReadState(cursor=cursor, **state), PrefillTrace(**trace), identity, question, labels)
+
+
+def read_stored(
+    path: str | Path, identity: dict[str, str] | None = None, *, device: torch.device | str = "cpu"
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Read a stored cache and check that it is whole; no model is needed.
+
+    Args:
+        identity: what it must match; None takes any cache.
+
+    Returns:
+        The metadata, each value text or JSON (schema, identity, labels, state, trace, question, ...), and the tensors.
+
+    Raises:
+        CacheMismatchError: the file is damaged or cut short, or its identity is another.
+    """
     try:
-        with safe_open(path, framework="pt", device=str(cache.shape.device)) as file:
+        with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}
             _check(path, metadata, identity)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if _checksum(tensors, metadata) != metadata["checksum"]:
             raise CacheMismatchError(f"cache {path} fails its checksum: it was damaged; delete it and prefill the video again")
-    except (SafetensorError, OSError, KeyError) as error:
+    except CacheMismatchError:
+        raise
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CacheMismatchError(f"cache {path} can't be read: {error}; delete it and prefill the video again") from error
-    state, trace = json.loads(metadata["state"]), json.loads(metadata["trace"])
-    trace["blocks"] = [BlockTrace(**block) for block in trace["blocks"]]
-    cache.restore(tensors, protected_tokens=int(metadata["protected_tokens"]), seen_tokens=int(metadata["seen_tokens"]))
-    cursor = PositionCursor(**state.pop("cursor"))
-    return CompressedVideo(cache, ReadState(cursor=cursor, **state), PrefillTrace(**trace), identity, json.loads(metadata["question"]))
+    return metadata, tensors
 
 
-def _check(path: str | Path, metadata: dict[str, str], identity: dict[str, str]) -> None:
+def _check(path: str | Path, metadata: dict[str, str], identity: dict[str, str] | None) -> None:
     if metadata.get("schema") != SCHEMA:
         raise CacheMismatchError(f"cache {path} has schema {metadata.get('schema')}, this version reads {SCHEMA}; prefill the video again")
+    if identity is None:
+        return
     stored = json.loads(metadata["identity"])
     for key in sorted({*stored, *identity}):
         if stored.get(key) != identity.get(key):

@@ -15,7 +15,8 @@ class FrameGeometry:
     Attributes:
         frames_per_group: frames that make one temporal group.
         unit_px: side of the square of pixels that becomes one token (patch times merge); sizes are multiples of it.
-        min_px, max_px: bounds on height * width of one frame (area, in pixels). Unused with `fixed_px`.
+        min_px, max_px: bounds on height * width of one video frame (area, in pixels). Unused with `fixed_px`.
+        image_min_px, image_max_px: the same for a still image; None as for video.
         fixed_px: side of the square every frame is resized to (InternVL); None when the size follows the aspect ratio.
         group_text_tokens: tokens of text that each group brings along ("Frame7: <img>...</img>" in InternVL).
         max_tiles: most tiles an image is cut into (thumbnail not counted); 1 when images aren't tiled.
@@ -30,6 +31,12 @@ class FrameGeometry:
     group_text_tokens: int = 0
     max_tiles: int = 1
     resample: int = 3
+    image_min_px: int | None = None
+    image_max_px: int | None = None
+
+    def for_images(self) -> FrameGeometry:
+        """The rules for still images: their own pixel bounds."""
+        return self.limited(self.image_min_px, self.image_max_px)
 
     def limited(self, min_px: int | None = None, max_px: int | None = None) -> FrameGeometry:
         """The same rules with other pixel bounds (areas); None keeps the processor's."""

@@ -30,12 +30,14 @@ class Adapter(ModelAdapter):
 
     @classmethod
     def make_geometry(cls, model_config: Any, processor: Any) -> FrameGeometry:
-        vision, video = model_config.vision_config, processor.video_processor
+        vision, video, image = model_config.vision_config, processor.video_processor, processor.image_processor
         return FrameGeometry(
             frames_per_group=vision.temporal_patch_size,
             unit_px=vision.patch_size * vision.spatial_merge_size,
             min_px=video.size["shortest_edge"],
             max_px=video.size["longest_edge"],
+            image_min_px=image.size["shortest_edge"],
+            image_max_px=image.size["longest_edge"],
             resample=int(video.resample),
         )
 

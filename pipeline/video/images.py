@@ -60,7 +60,7 @@ class ImageSource:
 
     def __init__(self, probe: VideoProbe, geometry: FrameGeometry, decode: DecodeConfig) -> None:
         self.probe = probe
-        self.geometry = geometry.limited(decode.min_frame_px, decode.max_frame_px)
+        self.geometry = geometry.for_images().limited(decode.min_frame_px, decode.max_frame_px)
         self.frames_read = 0
         self.warnings = list(probe.warnings)
         if probe.width_px * probe.height_px > decode.max_source_px:
@@ -131,7 +131,7 @@ def open_image(path: str | os.PathLike[str], geometry: FrameGeometry, decode: De
 
     Args:
         path: a local JPEG, PNG, WebP, BMP or TIFF file.
-        geometry: the model's frame rules for images. With `fixed_px`: at most `max_tiles` tiles, then a thumbnail when there is more than
+        geometry: the model's frame rules. With `fixed_px`: at most `max_tiles` tiles, then a thumbnail when there is more than
             one, a group each, as the processor cuts them. Otherwise one group: the image repeated to fill it.
         decode: only its pixel limits matter here.
 
