@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -41,6 +42,8 @@ log = logging.getLogger("reelkeep.dispatch")
 DECODE_CPUS = 0.5  # Ray's bookkeeping, not a limit: a decoder is idle whenever its blocks aren't taken.
 PLAN_CPUS = 0.5
 CLUSTER_WAIT_S = 120.0
+_OWN_ERROR = re.compile(r"^(?:engine|pipeline)\.[\w.]+: (.+)$", re.MULTILINE)
+_ANY_ERROR = re.compile(r"^(?!ray\.data)[\w.]+(?:Error|Exception): .+$", re.MULTILINE)
 LOCAL_OBJECT_STORE_BYTES = 512 * 2**20
 """A few blocks of frames per engine and nothing else live in the object store."""
 
@@ -56,7 +59,7 @@ def run(config: JobConfig) -> RunSummary:
     job = Run(config)
     job.begin()
     if job.pending:
-        with _stopping_politely(job), _cluster(config):
+        with _stopping_politely(job), _cluster(config), _sigterm_like_ctrl_c():
             _watch_all(job, _find_room_soon(config, len(job.pending)))
     return job.finish()
 
@@ -167,7 +170,7 @@ def _configure_ray_data(room: Room) -> None:
     context.max_errored_blocks = 0  # a video's fault is a row, so an error here is the job's
     context.target_max_block_size = 2**20  # rows are small; nothing is gained by gathering them
     context.execution_options.resource_limits = ExecutionResources(cpu=room.data_cpus)
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors come back as exceptions
 
 
 def _plan(job: Run, room: Room) -> dict[str, VideoPlan]:
@@ -302,29 +305,41 @@ def _cluster(config: JobConfig) -> Iterator[None]:
 
 
 @contextmanager
-def _stopping_politely(job: Run) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into a `StoppedError` that says what is kept and how to go on."""
+def _sigterm_like_ctrl_c() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C. Entered once Ray is up, since Ray puts a handler of its own in place when it starts."""
 
     def stop(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    with ExitStack() as handlers:
-        if threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGTERM, stop)
-            handlers.callback(signal.signal, signal.SIGTERM, before)
-        try:
-            yield
-        except KeyboardInterrupt:
-            job.finish(complete=False)
-            raise StoppedError(
-                f"stopped: {len(job.done())} of {job.total_videos} videos are done and kept under {job.config.output}; "
-                "run the same command again to do the rest"
-            ) from None
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _stopping_politely(job: Run) -> Iterator[None]:
+    """When the job is interrupted, make tables of what is done and say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        job.finish(complete=False)
+        raise StoppedError(
+            f"stopped: {len(job.done())} of {job.total_videos} videos are done and kept under {job.config.output}; "
+            "run the same command again to do the rest"
+        ) from None
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of Ray's message holds the error that started it; the rest is its stack."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    last = lines[-1] if lines else type(error).__name__
-    kind, _, message = last.partition(": ")
-    return message if kind.startswith(("engine.", "pipeline.")) else last
+    """What started a Ray error, in one line: the project's own message if there is one in its text, else the first error named there."""
+    text = str(error)
+    ours = _OWN_ERROR.findall(text)
+    if ours:
+        return ours[0]
+    log.error("unforeseen error:\n%s", text)
+    named = _ANY_ERROR.findall(text)
+    return named[0] if named else type(error).__name__

@@ -1,0 +1,309 @@
+"""The whole job on real Ray: `jobs.answer` from files to tables, with things going wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import answer
+from tests.support.s3 import S3Server
+from tests.support.videos import make_long, make_video
+
+VIDEOS = 10
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cluster(s3_credentials: None) -> Iterator[None]:
+    import ray
+
+    ray.init(num_cpus=2, object_store_memory=128 * 2**20, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten short videos of different lengths."""
+    folder = tmp_path_factory.mktemp("archive")
+    for number in range(VIDEOS):
+        make_video(folder / f"video{number}.mp4", frames=20 + 10 * number, fps=10)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def job(folders: dict[str, Path], archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+    """job(output, videos=..., extra options): a command line for the tiny model."""
+    questions = tmp_path_factory.mktemp("questions") / "questions.jsonl"
+    rows = [
+        {"question_id": "free", "question": "What number is shown?"},
+        {"question_id": "pick", "question": "Which is it?", "options": ["black", "white", "grey"], "expected": "white"},
+    ]
+    questions.write_text("\n".join(json.dumps(row) for row in rows))
+
+    def command(output: Path | str, *options: str, videos: Path | str = archive) -> list[str]:
+        engine = ["--engine.model", str(folders["qwen2_5_vl"]), "--engine.budget-tokens", "80", "--engine.block-tokens", "24"]
+        engine += ["--engine.answer.max-new-tokens", "4", "--decode.fps", "2", "--log.progress", "off"]
+        return ["--videos", str(videos), "--questions", str(questions), "--output", str(output), *engine, *options]
+
+    return command
+
+
+def answers(output: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The answers table; fails when a question has two rows."""
+    rows = pq.read_table(output / "answers").to_pylist()
+    table = {(row["video_id"], row["question_id"]): row for row in rows}
+    assert len(table) == len(rows)
+    return table
+
+
+def said(output: Path) -> dict[tuple[str, str], tuple[Any, ...]]:
+    """What was answered, times and addresses left out."""
+    return {
+        key: (r["answer"], r["choice"], r["choice_probabilities"], r["finish_reason"], r["error"]) for key, r in answers(output).items()
+    }
+
+
+def committed(output: Path) -> list[Path]:
+    return sorted((output / "results").rglob("*.json"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: None, job: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a run in which nothing went wrong, decoded by tasks of their own."""
+    output = tmp_path_factory.mktemp("undisturbed")
+    assert answer.main(job(output, "--decode.where", "worker")) == 0
+    return output
+
+
+def test_ten_videos_are_answered(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = answers(undisturbed)
+    assert len(table) == 2 * VIDEOS
+    assert all(row["error"] is None and row["answer"] is not None for row in table.values())
+    assert {row["choice"] for row in table.values() if row["question_id"] == "pick"} <= {"A", "B", "C"}
+    memory = {row["video_id"]: row for row in pq.read_table(undisturbed / "memory").to_pylist()}
+    assert len(memory) == VIDEOS
+    longest = memory[f"video{VIDEOS - 1}.mp4"]
+    assert longest["duration_s"] == pytest.approx(11.0, abs=0.1) and longest["frames"] == 22
+    assert longest["kv_peak_bytes"] < longest["kv_full_bytes"] and longest["decode_wait_s"] > 0
+    assert (undisturbed / "_SUCCESS").exists()
+    assert not list((undisturbed / "attempts").rglob("*-*")), "tries are forgotten once a result is committed"
+
+
+def test_run_again_and_nothing_is_done(undisturbed: Path, job: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    before = [(path, path.stat().st_mtime_ns) for path in committed(undisturbed)]
+    assert answer.main(job(undisturbed)) == 0
+    assert [(path, path.stat().st_mtime_ns) for path in committed(undisturbed)] == before
+    printed = capsys.readouterr().out
+    assert "(10 done before)" in printed and "20 of 20 questions answered" in printed
+
+
+def test_decoding_inside_the_engine_gives_the_same_answers(
+    cluster: None, job: Callable[..., list[str]], tmp_path: Path, undisturbed: Path
+) -> None:
+    assert answer.main(job(tmp_path, "--decode.where", "actor")) == 0
+    assert said(tmp_path) == said(undisturbed)
+
+
+def test_objects_in_s3_give_the_same_answers_as_files(
+    cluster: None, job: Callable[..., list[str]], archive: Path, tmp_path: Path, s3_server: S3Server, undisturbed: Path
+) -> None:
+    bucket, storage = s3_server.new_bucket(), s3_server.storage()
+    for path in archive.iterdir():
+        storage.write_bytes(f"s3://{bucket}/in/{path.name}", path.read_bytes())
+    options = [
+        "--storage.endpoint-url",
+        s3_server.endpoint_url,
+        "--storage.addressing-style",
+        "path",
+        "--storage.spool-dir",
+        str(tmp_path / "spool"),
+    ]
+    assert answer.main(job(f"s3://{bucket}/out", *options, videos=f"s3://{bucket}/in")) == 0
+    assert storage.exists(f"s3://{bucket}/out/_SUCCESS")
+    for uri in storage.list(f"s3://{bucket}/out/answers"):
+        local = tmp_path / "answers" / uri.rpartition("/")[2]
+        local.parent.mkdir(exist_ok=True)
+        local.write_bytes(storage.read_bytes(uri))
+    assert said(tmp_path) == said(undisturbed)
+    assert not [p for p in (tmp_path / "spool").iterdir() if p.suffix == ".mp4"]
+
+
+def test_one_broken_video_costs_no_other_its_answer(
+    cluster: None, job: Callable[..., list[str]], archive: Path, tmp_path: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed, output = tmp_path / "in", tmp_path / "out"
+    mixed.mkdir()
+    for number in range(3):
+        (mixed / f"video{number}.mp4").write_bytes((archive / f"video{number}.mp4").read_bytes())
+    (mixed / "broken.mp4").write_bytes(b"\x1b]0;owned\x07 this is no video")
+    assert answer.main(job(output, videos=mixed)) == answer.UNANSWERED
+    table = answers(output)
+    assert {key for key, row in table.items() if row["error"]} == {("broken.mp4", "free"), ("broken.mp4", "pick")}
+    assert table["broken.mp4", "free"]["error"].startswith("probe: ") and table["broken.mp4", "free"]["answer"] is None
+    expected = said(undisturbed)
+    assert all(said(output)[key] == expected[key] for key in table if key[0] != "broken.mp4")
+    assert [row["video_id"] for row in pq.read_table(output / "quarantine").to_pylist()] == ["broken.mp4"]
+    printed = capsys.readouterr()
+    assert "6 of 8 questions answered" in printed.out and "Traceback" not in printed.err
+
+
+def descendants(title: str) -> list[psutil.Process]:
+    """Ray's worker processes with this title."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if title in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_an_engine_killed_once_costs_no_answer(
+    cluster: None, job: Callable[..., list[str]], archive: Path, tmp_path: Path, undisturbed: Path
+) -> None:
+    killed: list[int] = []
+
+    def kill_soon() -> None:
+        while len(committed(tmp_path)) < 3:
+            time.sleep(0.01)
+        for process in descendants("ray::MapWorker(Map(_Engine))"):
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_soon, daemon=True)
+    killer.start()
+    assert answer.main(job(tmp_path)) == 0
+    killer.join(10)
+    assert len(killed) == 1
+    assert said(tmp_path) == said(undisturbed)
+
+
+def test_a_decoder_killed_once_costs_no_answer(cluster: None, job: Callable[..., list[str]], archive: Path, tmp_path: Path) -> None:
+    long = tmp_path / "in"
+    long.mkdir()
+    make_long(long / "long.mp4", archive / "video9.mp4", 60)
+    output = tmp_path / "out"
+    killed: list[int] = []
+
+    def kill_soon() -> None:
+        deadline = time.monotonic() + 60
+        while not killed and time.monotonic() < deadline:
+            for process in descendants("ray::_read"):
+                killed.append(process.pid)
+                os.kill(process.pid, signal.SIGKILL)
+            time.sleep(0.005)
+
+    killer = threading.Thread(target=kill_soon, daemon=True)
+    killer.start()
+    assert answer.main(job(output, "--decode.where", "worker", videos=long)) == 0
+    killer.join(10)
+    assert killed
+    assert all(row["answer"] is not None for row in answers(output).values())
+    assert pq.read_table(output / "memory").to_pylist()[0]["attempts"] == 2
+
+
+def stop_when(output: Path, command: list[str], finished: int, number: signal.Signals) -> str:
+    """Start the job as a process of its own and signal it once so many videos are done; returns what it said."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jobs.answer", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while len(committed(output)) < finished and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == answer.STOPPED, stderr
+    assert "Traceback" not in stderr
+    return stderr
+
+
+def test_stopping_keeps_what_is_done_and_the_same_command_goes_on(
+    cluster: None, job: Callable[..., list[str]], tmp_path: Path, undisturbed: Path
+) -> None:
+    kept = 0
+    for number in (signal.SIGINT, signal.SIGTERM):
+        stderr = stop_when(tmp_path, job(tmp_path), kept + 1, number)
+        kept = len(committed(tmp_path))
+        assert 1 <= kept < VIDEOS
+        assert f"stopped: {kept} of {VIDEOS} videos are done and kept" in stderr
+        assert not (tmp_path / "_SUCCESS").exists()
+        assert sum(row["error"] is None for row in answers(tmp_path).values()) == 2 * kept
+    assert answer.main(job(tmp_path)) == 0
+    assert said(tmp_path) == said(undisturbed)
+    assert (tmp_path / "_SUCCESS").exists()
+
+
+def test_a_dry_run_says_what_would_be_done_and_writes_nothing(
+    job: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    assert answer.main(job(output, "--dry-run")) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "10 of 10 videos to do" in printed
+        and "video9.mp4" in printed
+        and "nothing was done" in printed
+        and "KV memory per engine" in printed
+    )
+    assert not output.exists()
+
+
+def test_a_second_dry_run_knows_what_is_done(undisturbed: Path, job: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer.main(job(undisturbed, "--dry-run")) == 0
+    assert "0 of 10 videos to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--engine.budgit-tokens", "3"], "did you mean --engine.budget-tokens?"),
+        (["--engine.model", "/nonexistent/model"], "engine.model=/nonexistent/model"),
+        (["--only", "video77.mp4"], "no such video_id"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    job: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    assert answer.main(job(tmp_path / "out", *options)) == answer.UNUSABLE
+    error = capsys.readouterr().err.strip()
+    assert words in error and len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pool_that_does_not_fit_is_refused_not_waited_for(
+    cluster: None, job: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = time.monotonic()
+    assert answer.main(job(tmp_path, "--pool.num-cpus", "2", "--decode.where", "worker")) == answer.UNUSABLE
+    assert "missing 0.5 CPUs" in capsys.readouterr().err
+    assert time.monotonic() - started < 30
+
+
+def test_a_model_that_does_not_load_fails_the_job_in_one_line(
+    cluster: None, job: Callable[..., list[str]], folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "model"
+    broken.mkdir()
+    for path in folders["qwen2_5_vl"].iterdir():
+        (broken / path.name).write_bytes(path.read_bytes()[:100] if path.suffix == ".safetensors" else path.read_bytes())
+    assert answer.main(job(tmp_path / "out", "--engine.model", str(broken))) == answer.FAILED
+    error = capsys.readouterr().err.strip()
+    assert "header" in error.splitlines()[-1] and "run the same command again to go on" in error.splitlines()[-1]
