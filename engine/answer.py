@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.compressed import CompressedVideo
 from engine.config import AnswerConfig
-from engine.errors import InputError
+from engine.errors import InputError, OutOfMemoryError
 from engine.models.base import LETTERS, ModelAdapter
 from engine.types import Answer, FinishReason, Question
 
@@ -36,7 +36,22 @@ def answer(adapter: ModelAdapter, compressed: CompressedVideo, questions: Sequen
                     "prefill again with question=, or use a query-agnostic policy such as keydiff"
                 )
     size = config.batch_questions
-    return [a for i in range(0, len(questions), size) for a in _Batch(adapter, compressed, questions[i : i + size], config).run()]
+    return [a for i in range(0, len(questions), size) for a in _together(adapter, compressed, questions[i : i + size], config)]
+
+
+def _together(adapter: ModelAdapter, compressed: CompressedVideo, questions: Sequence[Question], config: AnswerConfig) -> list[Answer]:
+    """One batch, or its halves when the device has no room for its tails."""
+    try:
+        return _Batch(adapter, compressed, questions, config).run()
+    except torch.OutOfMemoryError as error:
+        if len(questions) == 1:
+            raise OutOfMemoryError(
+                f"no room to answer one question of {len(questions[0].text)} characters: {str(error).splitlines()[0]}; "
+                "lower engine.budget_tokens or answer.max_new_tokens, or use a larger device"
+            ) from error
+        half = (len(questions) + 1) // 2
+        compressed.trace.warnings.append(f"{len(questions)} questions answered in batches of {half}: out of memory")
+        return [a for part in (questions[:half], questions[half:]) for a in _together(adapter, compressed, part, config)]
 
 
 class _Batch:
@@ -45,10 +60,13 @@ class _Batch:
     def __init__(self, adapter: ModelAdapter, compressed: CompressedVideo, questions: Sequence[Question], config: AnswerConfig):
         self.adapter, self.cache, self.config = adapter, compressed.cache, config
         self.questions, self.start_position = questions, compressed.state.cursor.next
-        kind = compressed.state.kind
-        close = adapter.tokenize(adapter.close_text(kind), special=True) if kind else []
+        state = compressed.state
+        close = adapter.tokenize(adapter.close_text(state.kind), special=True) if state.open and state.kind else []
         self.prompts = [close + adapter.question_ids(q) for q in questions]
         self.problems = [self.problem(row) for row in range(len(questions))]
+        self.prompt_tokens = [len(p) for p in self.prompts]
+        # A question that can't be put takes one token's room in the batch, however long it is.
+        self.prompts = [p if problem is None else p[:1] for p, problem in zip(self.prompts, self.problems, strict=True)]
         self.counts = torch.tensor([len(p) for p in self.prompts], device=adapter.device)
         self.tokens: list[list[int]] = [[] for _ in questions]
         self.first_s, self.last_s = [0.0] * len(questions), [0.0] * len(questions)
@@ -164,7 +182,7 @@ class _Batch:
             question.question_id,
             None,
             finish_reason="error",
-            prompt_tokens=len(self.prompts[row]),
+            prompt_tokens=self.prompt_tokens[row],
             ttft_s=self.first_s[row],
             answer_s=self.last_s[row],
             error=self.problems[row],

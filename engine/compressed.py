@@ -29,6 +29,7 @@ class ReadState:
         cursor: where the next token goes.
         media: index of the open media item; -1 before the first.
         kind: its kind; None before the first.
+        open: whether the text that closes the item is still to come.
         groups_before: groups of the items before it.
         groups: groups read so far, all items.
     """
@@ -36,6 +37,7 @@ class ReadState:
     cursor: PositionCursor = field(default_factory=PositionCursor)
     media: int = -1
     kind: MediaKind | None = None
+    open: bool = False
     groups_before: int = 0
     groups: int = 0
 

@@ -64,12 +64,13 @@ class Prefill:
                 self.open_media(item)
                 for block in self.fitting(item):
                     self.read(block)
-        for embeds, entries in self.cut(last=True):
-            self.step(embeds, entries)
         if self.state.kind is None:
             raise InputError(
                 "the stream held no frames, so there is nothing to ask about; check the video's length and the sampling settings"
             )
+        if self.text:
+            self.close_media()
+        self.flush_text()
 
     def read(self, block: VideoBlock) -> None:
         """Encode one block and run it; out of memory, go on with halves as long as nothing of it was lost."""
@@ -158,16 +159,22 @@ class Prefill:
 
     def open_media(self, block: VideoBlock) -> None:
         """Before the first block of a media item: run the text that stands before it."""
-        if block.media == self.state.media:
+        if self.state.open and block.media == self.state.media:
             return
-        if self.state.kind is not None:
-            self.text = self.adapter.tokenize(self.adapter.close_text(self.state.kind), special=True) + self.text
+        self.close_media()
         self.text += self.adapter.tokenize(self.adapter.open_text(block.kind), special=True)
         self.flush_text(protect=self.state.kind is None)
         cursor = replace(self.state.cursor, media_start=self.state.cursor.next, media_time_s=block.times_s[0])
-        self.state = replace(self.state, cursor=cursor, media=block.media, kind=block.kind, groups_before=self.state.groups)
+        groups = self.state.groups
+        self.state = replace(self.state, cursor=cursor, media=block.media, kind=block.kind, open=True, groups_before=groups)
 
-    def flush_text(self, *, protect: bool) -> None:
+    def close_media(self) -> None:
+        """Put the text that ends the open media item, if there is one, before the text gathered since."""
+        if self.state.open and self.state.kind is not None:
+            self.text = self.adapter.tokenize(self.adapter.close_text(self.state.kind), special=True) + self.text
+            self.state = replace(self.state, open=False)
+
+    def flush_text(self, *, protect: bool = False) -> None:
         """Run the text gathered so far: the prompt prefix in one protected step, later text in steps of the block size."""
         for embeds, entries in self.cut(last=True):
             self.step(embeds, entries)

@@ -167,6 +167,17 @@ def test_long_text_between_media_is_read_in_blocks(load_engine):
     assert trace.kv_peak_bytes == trace.kv_predicted_bytes
 
 
+def test_text_behind_the_last_media_item_is_read(load_engine):
+    engine = small(load_engine, budget_tokens=400, answer={"max_new_tokens": 8})
+    (video,) = make_media(engine, "v")
+    with_text = engine.prefill(stream(engine, [video, "the end"]))
+    closing = len(engine.adapter.tokenize(engine.adapter.close_text("video"), special=True))
+    plain = engine.prefill(stream(engine, [video]))
+    assert with_text.trace.total_tokens == plain.trace.total_tokens + closing + len(engine.adapter.tokenize("the end"))
+    asked = engine.answer(plain, ["the endwho?"])[0], engine.answer(with_text, ["who?"])[0]
+    assert asked[0].text == asked[1].text
+
+
 # Out of memory
 
 
@@ -206,6 +217,27 @@ def test_out_of_memory_for_one_group_gives_up_with_the_remedy(load_engine, monke
         read(engine)
 
 
+def test_out_of_memory_while_answering_halves_the_batch(load_engine, monkeypatch):
+    engine = small(load_engine, answer={"max_new_tokens": 4})
+    compressed = read(engine)
+    expected = [a.text for a in engine.answer(compressed, QUESTIONS)]
+    forward = engine.adapter.forward
+
+    def limited(embeds, positions, cache):
+        if len(embeds) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return forward(embeds, positions, cache)
+
+    monkeypatch.setattr(engine.adapter, "forward", limited)
+    assert [a.text for a in engine.answer(compressed, QUESTIONS)] == expected
+    assert compressed.trace.warnings[0] == "5 questions answered in batches of 3: out of memory"
+    monkeypatch.setattr(engine.adapter, "forward", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory.")))
+    with pytest.raises(OutOfMemoryError, match="no room to answer one question of 4 characters"):
+        engine.answer(compressed, ["who?"])
+    monkeypatch.undo()
+    assert [a.text for a in engine.answer(compressed, QUESTIONS)] == expected
+
+
 # Wrong input
 
 
@@ -232,7 +264,7 @@ def test_settings_out_of_bounds(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"policy": "keydif"}, "engine.policy='keydif' is not a policy; did you mean keydiff? choose one of full, infinipot_v"),
+        ({"policy": "keydif"}, "engine.policy='keydif' is not a policy; did you mean keydiff? choose one of coverage, full, infinipot_v"),
         ({"policy": "keydiff", "policy_options": {"seed": 1}}, "engine.policy_options.seed is not an option of keydiff; it takes none"),
         ({"policy": "snapkv", "policy_options": {"kernel_size": 4}}, "kernel_size=4 must be odd"),
         ({"policy": "random", "policy_options": {"seed": -1}}, "seed=-1 must be at least 0"),
