@@ -24,7 +24,7 @@ __all__ = ["ANSWERS", "MEMORY", "QUARANTINE", "TABLES", "TRACE", "Counts", "Resu
 _VIDEOS_AT_ONCE = 128
 # Settings that change how fast an answer comes but not the answer: tuning them doesn't throw away finished work.
 _ENGINE_SPEED = {"answer": {"batch_questions"}}
-_DECODE_SPEED = {"where", "prefetch_blocks", "threads", "stall_timeout_s"}
+DECODE_SPEED = {"where", "prefetch_blocks", "threads", "stall_timeout_s"}
 
 
 @dataclass
@@ -62,7 +62,7 @@ def fingerprint(config: JobConfig, task: VideoTask) -> str:
     """
     settings = {
         "engine": config.engine.model_dump(mode="json", exclude=_ENGINE_SPEED),
-        "decode": config.decode.model_dump(mode="json", exclude=_DECODE_SPEED),
+        "decode": config.decode.model_dump(mode="json", exclude=DECODE_SPEED),
         "weights": checkpoint_digest(config.engine.model),
     }
     video = {
@@ -71,10 +71,11 @@ def fingerprint(config: JobConfig, task: VideoTask) -> str:
         "content": task.content_tag,
         "questions": [[q.question_id, q.question, list(q.options)] for q in task.questions],
     }
-    return f"{_digest(settings)[:16]}/{_digest(video)[:32]}"
+    return f"{digest(settings)[:16]}/{digest(video)[:32]}"
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """SHA-256 of a plain value, in hex."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

@@ -88,6 +88,29 @@ class PoolConfig(BaseModel):
         return self
 
 
+class CachesConfig(BaseModel):
+    """What is kept of a video once it has been read, for later questions and for whoever takes it over."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    retain: Literal["all", "none"] = Field(
+        "all",
+        description="all: keep each video's compressed cache, so that it can be asked again unwatched. A cache tells what the video shows: guard it alike.",
+    )
+    uri: str | None = Field(None, description="Folder or s3:// prefix for caches, which jobs may share; default: `caches` under output.")
+    ttl_s: float | None = Field(None, gt=0.0, description="Seconds after which a cache isn't used any more and is removed; default: never.")
+    max_bytes: int | None = Field(
+        None, ge=1, description="Most bytes of caches under uri; the oldest are removed first. Default: no limit."
+    )
+    missing: Literal["watch", "refuse"] = Field(
+        "watch", description="A video without a usable cache: watch it, or refuse it with the reason (what `jobs.ask` does)."
+    )
+    checkpoint_every_s: float | None = Field(
+        120.0, gt=0.0, description="Store how far a video has been read after this many seconds of work; null switches it off."
+    )
+    checkpoint_every_blocks: int | None = Field(None, ge=1, description="Store it after this many blocks; default: by time alone.")
+
+
 class LogConfig(BaseModel):
     """What is told while a job runs."""
 
@@ -120,6 +143,7 @@ class JobConfig(BaseModel):
     decode: DecodeConfig = Field(default_factory=DecodeConfig, description="Which frames are taken from a video.")
     storage: StorageConfig = Field(default_factory=StorageConfig, description="Object storage and the download spool.")
     pool: PoolConfig = Field(default_factory=PoolConfig, description="The pool of engines.")
+    caches: CachesConfig = Field(default_factory=CachesConfig, description="What is kept of videos that were read.")
     log: LogConfig = Field(default_factory=LogConfig, description="Log lines and progress.")
 
     @model_validator(mode="after")

@@ -45,12 +45,14 @@ class ObjectStat:
     Attributes:
         tag: changes when the content does: the ETag, or size and time of change.
         md5: digest of the content, where the server is known to give it; else "".
+        modified_s: when it was written, in seconds since 1970.
     """
 
     uri: str
     size_bytes: int
     tag: str
     md5: str = ""
+    modified_s: float = 0.0
 
 
 class Storage:
@@ -96,12 +98,13 @@ class Storage:
                 if path.is_dir():
                     raise IsADirectoryError(21, "is a directory")
                 found = path.stat()
-                return ObjectStat(uri, found.st_size, f"{found.st_size}-{found.st_mtime_ns}")
+                return ObjectStat(uri, found.st_size, f"{found.st_size}-{found.st_mtime_ns}", modified_s=found.st_mtime)
             head = self._s3().head_object(Bucket=s3[0], Key=s3[1])
             tag = head["ETag"].strip('"')
             # Under KMS or customer keys the ETag looks like an MD5 but isn't one.
             plain = head.get("ServerSideEncryption", "AES256") == "AES256" and "SSECustomerAlgorithm" not in head
-            return ObjectStat(uri, head["ContentLength"], tag, tag if plain and re.fullmatch(r"[0-9a-f]{32}", tag) else "")
+            md5 = tag if plain and re.fullmatch(r"[0-9a-f]{32}", tag) else ""
+            return ObjectStat(uri, head["ContentLength"], tag, md5, head["LastModified"].timestamp())
 
     def stat_many(self, uris: Iterable[str]) -> dict[str, ObjectStat | StorageError]:
         """`stat` of many files at once; a file that can't be read has its error as value.
@@ -150,7 +153,8 @@ class Storage:
             for page in pages:
                 for entry in page.get("Contents", ()):
                     if not entry["Key"].endswith("/"):
-                        yield ObjectStat(f"s3://{bucket}/{entry['Key']}", entry["Size"], entry["ETag"].strip('"'))
+                        written_s = entry["LastModified"].timestamp()
+                        yield ObjectStat(f"s3://{bucket}/{entry['Key']}", entry["Size"], entry["ETag"].strip('"'), modified_s=written_s)
 
     def read_bytes(self, uri: str) -> bytes:
         """The whole content of a small file."""
@@ -159,6 +163,17 @@ class Storage:
             if s3 is None:
                 return local_path(uri).read_bytes()
             return self._again(lambda: self._s3().get_object(Bucket=s3[0], Key=s3[1])["Body"].read(), _cut_short)
+
+    def read_range(self, uri: str, start: int, length: int) -> bytes:
+        """A part of a file: `length` bytes from `start` on, fewer where the file ends."""
+        s3 = split_s3(uri)
+        with self._translated(uri):
+            if s3 is None:
+                with local_path(uri).open("rb") as file:
+                    file.seek(start)
+                    return file.read(length)
+            wanted = {"Bucket": s3[0], "Key": s3[1], "Range": f"bytes={start}-{start + length - 1}"}
+            return self._again(lambda: self._s3().get_object(**wanted)["Body"].read(), _cut_short)
 
     def write_bytes(self, uri: str, data: bytes, *, if_absent: bool = False) -> bool:
         """Write a file, whole or not at all.
@@ -330,7 +345,7 @@ def _scan_local(root: Path, recursive: bool) -> Iterator[ObjectStat]:
         except FileNotFoundError:
             continue
         if stat.S_ISREG(found.st_mode):
-            yield ObjectStat(path, found.st_size, f"{found.st_size}-{found.st_mtime_ns}")
+            yield ObjectStat(path, found.st_size, f"{found.st_size}-{found.st_mtime_ns}", modified_s=found.st_mtime)
 
 
 def _write_local(path: Path, data: bytes, if_absent: bool) -> bool:

@@ -14,6 +14,7 @@ from engine.types import VideoBlock
 from pipeline.config import JobConfig
 from pipeline.storage import Storage
 from pipeline.task import VideoTask
+from pipeline.video import pulse
 from pipeline.video.probe import VideoProbe
 from pipeline.video.source import open_media
 
@@ -85,28 +86,45 @@ class StreamTail:
 
 
 Message = StreamHead | VideoBlock | StreamTail
-BlockReader = Callable[[VideoTask, FrameGeometry, JobConfig], Iterator[Message]]
+BlockReader = Callable[[VideoTask, FrameGeometry, JobConfig, int], Iterator[Message]]
+"""`read_video`, or something that gives the same from elsewhere."""
 
 
-def read_video(task: VideoTask, geometry: FrameGeometry, config: JobConfig) -> Iterator[Message]:
+def read_video(task: VideoTask, geometry: FrameGeometry, config: JobConfig, first_group: int = 0) -> Iterator[Message]:
     """Fetch, open and decode one video: a head, its blocks in order, a tail. Holds one block at a time.
 
+    Args:
+        first_group: groups to leave out at the start, because they were read before.
+
     Raises:
-        StageError: fetching, probing or decoding failed.
+        StageError: fetching, probing or decoding failed, or no frame came for `decode.stall_timeout_s`.
     """
     with ExitStack() as spooled:
         with stage("fetch", task.video_id):
             path = spooled.enter_context(Storage(config.storage).spool(task.uri))
-        with naming(str(path), task.uri):
-            with stage("probe", task.video_id):
-                source = open_media(path, geometry, config.decode)
-                groups, spacing_s = source.predicted_groups(), source.seconds_per_group
-                span_s = source.probe.duration_s if spacing_s is None else groups * spacing_s
-                head = StreamHead(source.probe, groups, source.frame_size_px, span_s)
-            yield head
-            with stage("decode", task.video_id):
-                yield from source.blocks(config.engine.block_tokens)
-        yield StreamTail(source.decoder, tuple(source.warnings))
+        timeout_s = config.decode.stall_timeout_s
+
+        def stalled() -> StageError:
+            return StageError(
+                "decode",
+                f"{task.uri}: the decoder gave no sign of life for {timeout_s:g} s and was cut off; "
+                "check that the file plays, or raise decode.stall_timeout_s",
+            )
+
+        yield from pulse.watched(_decoded(str(path), task, geometry, config, first_group), timeout_s, stalled)
+
+
+def _decoded(path: str, task: VideoTask, geometry: FrameGeometry, config: JobConfig, first_group: int) -> Iterator[Message]:
+    with naming(path, task.uri):
+        with stage("probe", task.video_id):
+            source = open_media(path, geometry, config.decode)
+            groups, spacing_s = source.predicted_groups(), source.seconds_per_group
+            span_s = source.probe.duration_s if spacing_s is None else groups * spacing_s
+            head = StreamHead(source.probe, groups, source.frame_size_px, span_s)
+        yield head
+        with stage("decode", task.video_id):
+            yield from source.blocks(config.engine.block_tokens, first_group=first_group)
+    yield StreamTail(source.decoder, tuple(source.warnings))
 
 
 @contextmanager

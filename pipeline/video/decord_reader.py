@@ -10,6 +10,7 @@ from fractions import Fraction
 import av
 import numpy as np
 
+from pipeline.video import pulse
 from pipeline.video.config import DecodeConfig
 from pipeline.video.container import best_video_stream, open_container, words
 from pipeline.video.probe import VideoProbe
@@ -77,6 +78,7 @@ class DecordReader:
         self.exhausted, self.read_to_s = end_s > self._end_s, self._end_s
 
     def _frame(self, index: int) -> np.ndarray:
+        pulse.beat()
         try:
             frame = self._video[index].asnumpy()
         except Exception as error:
@@ -99,6 +101,7 @@ def _packet_times_s(probe: VideoProbe, decode: DecodeConfig) -> tuple[list[float
         tick = stream.time_base or Fraction(1, av.time_base)
         try:
             for packet in container.demux(stream):
+                pulse.beat()
                 if packet.size == 0 and packet.pts is None:
                     continue
                 if packet.is_discard or packet.is_corrupt or packet.pts is None:

@@ -11,6 +11,7 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from pipeline.video import pulse
 from pipeline.video.config import DecodeConfig
 from pipeline.video.container import best_video_stream, has_presentation_times, open_container, refuse, words
 from pipeline.video.probe import VideoProbe
@@ -130,6 +131,7 @@ class FrameStream:
     def _decoded(self) -> Iterator[VideoFrame]:
         waiting_since = time.monotonic()
         for packet in self._packets():
+            pulse.beat()
             if packet is not None and packet.pts is not None:
                 self._note_packet(packet)
             frames = [] if self._leave_out(packet) else self._decode_packet(packet)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from collections.abc import Iterator
@@ -88,9 +89,10 @@ class ImageSource:
             for tile in self._tiles(picture):
                 yield FrameGroup(np.repeat(tile, self.geometry.frames_per_group, axis=0))
 
-    def blocks(self, block_tokens: int, media: int = 0) -> Iterator[VideoBlock]:
-        """The image in blocks of at most `block_tokens`, whole groups each."""
-        return BlockPlanner(block_tokens, self.geometry.group_tokens).blocks(self, kind="image", media=media)
+    def blocks(self, block_tokens: int, media: int = 0, first_group: int = 0) -> Iterator[VideoBlock]:
+        """The image in blocks of at most `block_tokens`, whole groups each, from a group on."""
+        groups = itertools.islice(self, first_group, None)
+        return BlockPlanner(block_tokens, self.geometry.group_tokens).blocks(groups, kind="image", media=media, first_group=first_group)
 
     def _grid(self) -> tuple[int, int]:
         if self.geometry.fixed_px is None or self.geometry.max_tiles <= 1:

@@ -49,7 +49,7 @@ class VideoSource:
         seconds_per_group: nominal spacing of groups; None for keyframes, whose spacing is irregular.
         decoder: name of the decoder in use.
         warnings: everything besides the plain path; grows while iterating, complete at exhaustion.
-        frames_read: frames handed out so far, padding not counted.
+        frames_read: frames handed out so far, padding not counted, those left out at the start counted.
         frame_size_px: (height, width) of every frame.
     """
 
@@ -79,13 +79,20 @@ class VideoSource:
         return self.predicted_groups() * self.geometry.group_tokens(*self.frame_size_px)
 
     def __iter__(self) -> Iterator[FrameGroup]:
-        """Groups in order; the last is padded by repeating its last frame, as the model's processor does.
+        """All groups."""
+        return self.groups()
+
+    def groups(self, first: int = 0) -> Iterator[FrameGroup]:
+        """Groups in order, from one on; the last is padded by repeating its last frame, as the model's processor does.
+
+        Args:
+            first: groups to leave out, undecoded where the file lets itself be sought; the rest are the same as without.
 
         Raises:
             InputError: damaged from the start, stalled, or nothing in it between start and end.
         """
         size = self.geometry.frames_per_group
-        samples = self._samples()
+        samples = self._samples(first * size)
         while chunk := list(itertools.islice(samples, size)):
             if missing := size - len(chunk):
                 self.warnings.append(f"the last group was filled by repeating its last frame {missing} time{'s' * (missing > 1)}")
@@ -95,18 +102,20 @@ class VideoSource:
                 resized = self.geometry.resize(frames)
             yield FrameGroup(resized, chunk[0][0])
 
-    def blocks(self, block_tokens: int, media: int = 0) -> Iterator[VideoBlock]:
-        """The video in blocks of at most `block_tokens`, whole groups each."""
+    def blocks(self, block_tokens: int, media: int = 0, first_group: int = 0) -> Iterator[VideoBlock]:
+        """The video in blocks of at most `block_tokens`, whole groups each, from a group on."""
         planner = BlockPlanner(block_tokens, self.geometry.group_tokens)
-        return planner.blocks(self, seconds_per_group=self.seconds_per_group, kind="video", media=media)
+        groups = self.groups(first_group)
+        return planner.blocks(groups, seconds_per_group=self.seconds_per_group, kind="video", media=media, first_group=first_group)
 
-    def _samples(self) -> Iterator[Sample]:
+    def _samples(self, first: int) -> Iterator[Sample]:
         if self._reader is None:
             self._begin()
+        self.frames_read = first
         reader, self._reader = self._reader, None
         assert reader is not None
         try:
-            yield from self._count(self._read(reader, 0))
+            yield from self._count(self._read(reader, first))
         except DecoderRefusedError as refused:
             self.warnings.append(f"decoded by pyav instead of decord from frame {self.frames_read} on: {refused}")
             reader = PyAVReader(self.probe, self._decode)
