@@ -31,6 +31,8 @@ class PyAVReader:
         self._probe = probe
         self._decode = decode
         self._first_size: tuple[int, int] | None = None
+        self._orientation: Orientation | None = None
+        self._rotation_deg = 0
 
     def at(self, times_s: Iterable[float]) -> Iterator[Sample]:
         """See `FrameReader.at`. Skips over keyframe intervals in which nothing is wanted, where the container has an index."""
@@ -96,4 +98,7 @@ class PyAVReader:
             note = f"frames change size within the stream; all are scaled to the first one's {width}x{height}"
             if note not in self.warnings:
                 self.warnings.append(note)
-        return Orientation.of(frame).apply(frame.to_ndarray(format="rgb24", width=width, height=height))
+        # Looking at a frame's side data ties the frame into a reference cycle that only the garbage collector frees: not for every frame.
+        if self._orientation is None or frame.rotation != self._rotation_deg:
+            self._orientation, self._rotation_deg = Orientation.of(frame), frame.rotation
+        return self._orientation.apply(frame.to_ndarray(format="rgb24", width=width, height=height))

@@ -130,23 +130,6 @@ def make_audio_only(path: Path) -> Path:
     return path
 
 
-def make_long(path: Path, clip: Path, repeats: int) -> Path:
-    """The clip's packets over and over with ascending times: hours of video in seconds, nothing encoded."""
-    with av.open(str(path), "w") as out:
-        with av.open(str(clip)) as first:
-            stream = out.add_stream_from_template(first.streams.video[0])
-            length = first.streams.video[0].duration
-            packets = [(bytes(p), p.pts, p.dts, p.is_keyframe, p.duration) for p in first.demux(video=0) if p.size]
-            time_base = first.streams.video[0].time_base
-        for turn in range(repeats):
-            for data, pts, dts, is_keyframe, duration in packets:
-                packet = av.Packet(data)
-                packet.stream, packet.time_base, packet.is_keyframe = stream, time_base, is_keyframe
-                packet.pts, packet.dts, packet.duration = pts + turn * length, dts + turn * length, duration
-                out.mux_one(packet)
-    return path
-
-
 def run_ffmpeg(path: Path, *arguments: str) -> Path:
     """Write `path` with the ffmpeg program."""
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y", *arguments, str(path)]
