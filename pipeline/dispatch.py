@@ -16,7 +16,6 @@ from typing import Any, cast
 
 # Ray reads these when it is imported or started; what the user has set stands.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
 
 import pyarrow as pa
@@ -31,6 +30,7 @@ from pipeline.config import JobConfig
 from pipeline.logs import set_up_logging
 from pipeline.plan import VideoPlan, plan_video
 from pipeline.progress import Progress, ProgressLine
+from pipeline.results import fingerprint
 from pipeline.run import JobFailedError, Run, RunSummary, StoppedError
 from pipeline.storage import split_s3
 from pipeline.stream import Message, StageError, read_video
@@ -111,7 +111,7 @@ def find_room(config: JobConfig, cluster: dict[str, float], videos: int) -> Room
     fitting += [gpus // num_gpus] if num_gpus >= 1 else [math.floor(gpus) * math.floor(1 / num_gpus)] if num_gpus else []
     most = max(least, min(videos, pool.max_actors or int(min(fitting, default=1))))
     first = min(max(pool.initial_actors or least, least), most)
-    return Room(least, most, first, num_gpus, max(cpus - most * decode_cpus, most * pool.num_cpus))
+    return Room(least, most, first, num_gpus, max(cpus - most * decode_cpus, most * pool.num_cpus, PLAN_CPUS))
 
 
 def _find_room_soon(config: JobConfig, videos: int) -> Room:
@@ -137,11 +137,11 @@ def _watch_all(job: Run, room: Room) -> None:
     tasks = sorted(job.pending, key=lambda task: -work[task.video_id])
     board: Any = ray.remote(num_cpus=0)(_Board).remote()  # type: ignore[attr-defined]
     results = (
-        ray.data.from_items([{"task": task.model_dump_json()} for task in tasks])
+        ray.data.from_items([{"task": task.model_dump_json(), "name": job.name_of(task.video_id)} for task in tasks])
         .repartition(target_num_rows_per_block=1)
         .map(
             cast(Any, _Engine),
-            fn_constructor_args=(config.model_dump_json(), job.run_id, board),
+            fn_constructor_args=(config.model_dump_json(), job.run_id, room.num_gpus, board),
             compute=ActorPoolStrategy(
                 min_size=room.min_actors,
                 max_size=room.max_actors,
@@ -192,7 +192,9 @@ def _plan(job: Run, room: Room) -> dict[str, VideoPlan]:
 class _Engine:
     """One actor of the pool: a `VideoWorker` whose blocks come from a decode task or from its own process."""
 
-    def __init__(self, config_json: str, run_id: str, board: Any) -> None:
+    def __init__(self, config_json: str, run_id: str, num_gpus: float, board: Any) -> None:
+        if not num_gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides no GPU from those that asked for none
         import torch
 
         config = JobConfig.model_validate_json(config_json)
@@ -207,8 +209,11 @@ class _Engine:
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """Watch one video; returns a small row that says how it went."""
+        task = VideoTask.model_validate_json(row["task"])
+        if fingerprint(self.worker.config, task) != row["name"]:
+            raise ConfigError(f"engine.model={self.worker.config.engine.model}: other files on this node than where the job was started")
         try:
-            result = self.worker(VideoTask.model_validate_json(row["task"]))
+            result = self.worker(task)
         except WorkerLost:
             # Not exit_actor(), which Ray doesn't retry: a process that dies is replaced, and its video goes to the new one.
             logging.shutdown()
@@ -222,20 +227,20 @@ class _Engine:
 
 
 @ray.remote(num_returns="streaming", num_cpus=DECODE_CPUS, max_retries=0)
-def _read(task_json: str, geometry: FrameGeometry, config_json: str) -> Iterator[Message]:
+def _read(task_json: str, geometry: FrameGeometry, config_json: str, first_group: int) -> Iterator[Message]:
     config = JobConfig.model_validate_json(config_json)
     set_up_logging(config.log)
-    yield from read_video(VideoTask.model_validate_json(task_json), geometry, config)
+    yield from read_video(VideoTask.model_validate_json(task_json), geometry, config, first_group)
 
 
-def read_in_task(task: VideoTask, geometry: FrameGeometry, config: JobConfig) -> Iterator[Message]:
+def read_in_task(task: VideoTask, geometry: FrameGeometry, config: JobConfig, first_group: int = 0) -> Iterator[Message]:
     """`read_video` in a process of its own, at most `decode.prefetch_blocks` blocks ahead; stopped when the consumer stops.
 
     Raises:
         StageError: as `read_video`, or that process died.
     """
     reading = _read.options(_generator_backpressure_num_objects=config.decode.prefetch_blocks)
-    references: Any = reading.remote(task.model_dump_json(), geometry, config.model_dump_json())
+    references: Any = reading.remote(task.model_dump_json(), geometry, config.model_dump_json(), first_group)
     finished = False
     try:
         for reference in references:

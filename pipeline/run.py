@@ -90,6 +90,10 @@ class Run:
         """Ids of the videos whose result is committed by now."""
         return self.store.done(self._names)
 
+    def name_of(self, video_id: str) -> str:
+        """The name under which a video's result and tries are kept."""
+        return self._names[video_id]
+
     @cached_property
     def _names(self) -> dict[str, str]:
         return {task.video_id: fingerprint(self.config, task) for task in self.manifest.tasks}

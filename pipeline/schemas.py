@@ -56,6 +56,11 @@ MEMORY = pa.schema(
         _field("frames", pa.int64(), "Frames taken."),
         _field("groups", pa.int64(), "Temporal groups read."),
         _field("blocks", pa.int64(), "Prefill steps."),
+        _field(
+            "resumed_s",
+            pa.float64(),
+            "Time up to which an earlier attempt had read it, in the file's own clock; reading went on behind it. Null when read in one go.",
+        ),
         _field("visual_tokens", pa.int64(), "Tokens of the video."),
         _field("total_tokens", pa.int64(), "Tokens read before the questions, text included."),
         _field("model", pa.string(), "Model that watched."),

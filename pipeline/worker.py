@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import OutOfMemoryError
 from engine.types import Answer, PrefillTrace, Question, VideoBlock
 from pipeline.attempts import Attempts, CountedHere
+from pipeline.caches import CacheStore
 from pipeline.config import JobConfig
 from pipeline.results import ResultStore, VideoResult, fingerprint
+from pipeline.retention import Retention
 from pipeline.storage import Storage
 from pipeline.stream import BlockReader, Lost, StageError, VideoStream, read_video, stage
 from pipeline.task import VideoTask
 
 if TYPE_CHECKING:
+    from engine.compressed import CompressedVideo
     from engine.engine import Engine
 
 log = logging.getLogger("reelkeep.worker")
@@ -26,10 +30,29 @@ Report = Callable[[str, float, int], None]
 """Told (video_id, seconds of video read, tokens read) now and then while a video is being read."""
 
 REPORT_EVERY_S = 1.0
+SILENT_END = "the process that worked on it died without a word (out of memory, or a crash in native code)"
 
 
 class WorkerLost(RuntimeError):
     """The process can't be trusted with another video; what happened is on record. Whoever called must end it."""
+
+
+@dataclass
+class Seen:
+    """What came to light about one video in one attempt.
+
+    Attributes:
+        facts: columns of the memory table.
+        traces: what each reading cost; one, or one a question.
+        warnings: everything besides the plain path.
+        cache_id: the kept cache that answered, or will answer from now on.
+    """
+
+    attempt: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    traces: list[PrefillTrace] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    cache_id: str | None = None
 
 
 class VideoWorker:
@@ -44,6 +67,7 @@ class VideoWorker:
         read: where blocks come from; the default decodes here, in turn.
         store: where results go; None keeps nothing, and each call just returns its result.
         attempts: where tries are recorded; None counts them in this process.
+        caches: where compressed caches are kept and looked for; None watches every video and keeps none.
         report: told how far the video that is being read has come.
     """
 
@@ -55,6 +79,7 @@ class VideoWorker:
         read: BlockReader = read_video,
         store: ResultStore | None = None,
         attempts: Attempts | CountedHere | None = None,
+        caches: CacheStore | None = None,
         report: Report = lambda video_id, video_s, tokens: None,
     ) -> None:
         if engine is None:
@@ -63,12 +88,19 @@ class VideoWorker:
             engine = Engine.load(config.engine)
         self.config, self.engine, self.read = config, engine, read
         self.store, self.attempts, self.report = store, attempts or CountedHere(), report
+        self.retention = Retention(config, engine, caches)
 
     @classmethod
     def for_job(cls, config: JobConfig, run_id: str, **parts: Any) -> VideoWorker:
-        """A worker whose results and tries are kept under the job's output."""
+        """A worker whose results and tries are kept under the job's output, and caches where the job says."""
         storage = Storage(config.storage)
-        return cls(config, store=ResultStore(config.output, storage, run_id), attempts=Attempts(storage, config.output, run_id), **parts)
+        return cls(
+            config,
+            store=ResultStore(config.output, storage, run_id),
+            attempts=Attempts(storage, config.output, run_id),
+            caches=CacheStore.of(config, storage),
+            **parts,
+        )
 
     def __call__(self, task: VideoTask) -> VideoResult:
         """Watch and answer, or say why not; the result is committed before it is returned.
@@ -86,6 +118,8 @@ class VideoWorker:
             log.info("video_id=%s attempt=%d started", task.video_id, attempt)
             try:
                 result = self.watch(task, attempt)
+                if attempt > 1:
+                    result.warnings.insert(0, f"attempt {attempt - 1} failed: {last_error or SILENT_END}")
             except StageError as error:
                 self.attempts.failed(name, str(error))
                 if error.lost == "worker":
@@ -95,6 +129,7 @@ class VideoWorker:
         if self.store is not None:
             self.store.commit(result)
         self.attempts.clear(name)
+        self.retention.forget_progress(task)
         log.log(logging.WARNING if result.error else logging.INFO, "video_id=%s %s", task.video_id, result.error or "done")
         return result
 
@@ -107,63 +142,83 @@ class VideoWorker:
         questions = [Question(q.question, q.options, q.question_id) for q in task.questions]
         passes = [[question] for question in questions] if self.engine.query_aware else [questions]
         answers: list[dict[str, Any]] = []
-        traces: list[PrefillTrace] = []
         failures: list[StageError] = []
-        seen: dict[str, Any] = {}
-        warnings: list[str] = []
+        seen = Seen(attempt)
         for asked in passes:
             try:
-                answers += [_answer_row(answer) for answer in self._pass(task, asked, traces, seen, warnings)]
+                answers += [_answer_row(answer) for answer in self._pass(task, asked, seen)]
             except StageError as error:
                 if error.lost:
                     raise
                 failures.append(error)
                 answers += [_error_row(q.question_id, str(error)) for q in asked]
         if len(passes) > 1:
-            warnings.append(
+            seen.warnings.append(
                 f"policy {self.config.engine.policy} needs the question: the video was read {len(passes)} times, once per question"
             )
         failed = str(failures[0]) if len(failures) == len(passes) else None
         return VideoResult(
             video_id=task.video_id,
             fingerprint=fingerprint(self.config, task),
-            answers=[row | self._settings_row() for row in answers],
-            memory=self._memory_row(seen, traces, attempt),
-            trace=[asdict(block) for block in traces[0].blocks] if traces and self.config.trace else [],
-            warnings=list(dict.fromkeys(warnings)),
+            answers=[row | self._settings_row() | {"cache_id": seen.cache_id} for row in answers],
+            memory=self._memory_row(seen),
+            trace=[asdict(block) for block in seen.traces[0].blocks] if seen.traces and self.config.trace else [],
+            warnings=list(dict.fromkeys(seen.warnings)),
             error=failed,
             retry=failed is not None and failures[0].retry,
         )
 
-    def _pass(
-        self, task: VideoTask, asked: list[Question], traces: list[PrefillTrace], seen: dict[str, Any], warnings: list[str]
-    ) -> list[Answer]:
-        """Read the video once and answer some of its questions."""
-        messages = self.read(task, self.engine.geometry, self.config)
+    def _pass(self, task: VideoTask, asked: list[Question], seen: Seen) -> list[Answer]:
+        """Read the video once, or take its kept cache, and answer some of its questions."""
+        with stage("cache", task.video_id, lost_by):
+            compressed = self.retention.recall(task, seen.warnings)
+        if compressed is None:
+            compressed = self._read(task, asked, seen)
+            with stage("cache", task.video_id, lost_by):
+                seen.cache_id = self.retention.keep(task, compressed, seen.facts | {"warnings": seen.warnings}, seen.warnings)
+        else:
+            facts = json.loads(compressed.labels["facts"])
+            seen.cache_id = self.retention.id_of(task)
+            seen.warnings += [*facts.pop("warnings"), *self._unwatched(compressed)]
+            seen.facts |= facts
+        seen.traces.append(compressed.trace)
+        seen.warnings += compressed.trace.warnings
+        with stage("answer", task.video_id, lost_by):
+            answers = self.engine.answer(compressed, asked)
+        seen.warnings += [
+            f"question {a.question_id}: the answer was cut off at {a.answer_tokens} tokens" for a in answers if a.finish_reason == "length"
+        ]
+        return answers
+
+    def _unwatched(self, compressed: CompressedVideo) -> list[str]:
+        """The note on a video that was to be watched but had been watched already; a job that only asks expects that."""
+        if self.config.caches.missing == "refuse":
+            return []
+        return [f"not watched again: answered from the cache kept at {compressed.labels['created_at']}"]
+
+    def _read(self, task: VideoTask, asked: list[Question], seen: Seen) -> CompressedVideo:
+        """Read the video, from the last checkpoint on if an earlier attempt has left one."""
+        with stage("cache", task.video_id, lost_by):
+            resumed = self.retention.resume(task, seen.warnings)
+        first_group = 0
+        if resumed is not None:
+            first_group, seen.facts["resumed_s"] = resumed.state.groups, resumed.trace.last_time_s
+        messages = self.read(task, self.engine.geometry, self.config, first_group)
         stream = None
         try:
             with stage("fetch", task.video_id):
                 stream = VideoStream(messages, on_block=self._reporter(task))
             head = stream.head
-            seen["duration_s"] = head.probe.duration_s
+            seen.facts["duration_s"] = head.probe.duration_s
             with stage("prefill", task.video_id, lost_by):
                 if head.probe.kind == "video":
                     self.engine.check_length(head.groups, head.span_s, *head.frame_size_px)
-                compressed = self.engine.prefill(stream.blocks(), question=asked[0] if self.engine.query_aware else None)
-            traces.append(compressed.trace)
-            warnings += compressed.trace.warnings
-            with stage("answer", task.video_id, lost_by):
-                answers = self.engine.answer(compressed, asked)
-            warnings += [
-                f"question {a.question_id}: the answer was cut off at {a.answer_tokens} tokens"
-                for a in answers
-                if a.finish_reason == "length"
-            ]
-            return answers
+                question = asked[0] if self.engine.query_aware else None
+                return self.retention.read(task, stream.blocks(), seen.warnings, question=question, resumed=resumed, attempt=seen.attempt)
         finally:
             if stream is not None and stream.tail is not None:
-                seen["decoder"] = stream.tail.decoder
-                warnings += stream.tail.warnings
+                seen.facts["decoder"] = stream.tail.decoder
+                seen.warnings += stream.tail.warnings
             getattr(messages, "close", lambda: None)()
 
     def _reporter(self, task: VideoTask) -> Callable[[VideoBlock], None]:
@@ -185,8 +240,9 @@ class VideoWorker:
         engine = self.config.engine
         return {"model": engine.model, "policy": engine.policy, "budget_tokens": engine.budget_tokens}
 
-    def _memory_row(self, seen: dict[str, Any], traces: list[PrefillTrace], attempt: int) -> dict[str, Any]:
-        row = self._settings_row() | seen | {"attempts": attempt}
+    def _memory_row(self, seen: Seen) -> dict[str, Any]:
+        row = self._settings_row() | seen.facts | {"attempts": seen.attempt}
+        traces = seen.traces
         if not traces:
             return row
         first = traces[0]
@@ -206,8 +262,7 @@ def lost_by(error: Exception) -> Lost:
 
 
 def _given_up(task: VideoTask, name: str, attempts: int, last_error: str) -> VideoResult:
-    reason = last_error or "the process that worked on it died without a word (out of memory, or a crash in native code)"
-    error = f"given up after {attempts} attempts: {reason}"
+    error = f"given up after {attempts} attempts: {last_error or SILENT_END}"
     answers = [_error_row(q.question_id, error) for q in task.questions]
     return VideoResult(task.video_id, name, answers=answers, memory={"attempts": attempts}, error=error)
 
