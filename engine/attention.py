@@ -12,12 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.errors import ConfigError
 
 NAME = "reelkeep"
 """Name under which transformers' attention interface finds `budgeted_attention`."""
+
+WINDOWS = "reelkeep_flash_windows"
+"""Name of `windowed_attention`; the "flash" in it makes transformers hand over all windows at once."""
 
 Part = tuple[Tensor, Tensor]
 """An attention output (batch, heads, queries, head_dim) and its log-sum-exp (batch, heads, queries) in float32."""
@@ -129,8 +133,30 @@ def budgeted_attention(module, query, key, value, attention_mask, *, scaling, kv
     return out.transpose(1, 2).contiguous(), None
 
 
+def windowed_attention(module, query, key, value, attention_mask, *, scaling, cu_seq_lens_q, **_) -> tuple[Tensor, None]:
+    """Attention within many short windows of a vision tower, all windows of one length in a single batch.
+
+    transformers loops over the windows in Python unless a kernel with "flash" in its name is asked for; such a kernel is handed all of them.
+
+    Args:
+        query, key, value: (1, heads, tokens, head_dim), windows one after the other.
+        cu_seq_lens_q: (windows + 1,) int, where each window begins and ends.
+
+    Returns:
+        (1, tokens, heads, head_dim).
+    """
+    starts, lengths = cu_seq_lens_q[:-1].long(), cu_seq_lens_q.diff()
+    out = torch.empty_like(query)
+    for length in lengths.unique().tolist():
+        tokens = starts[lengths == length][:, None] + torch.arange(length, device=query.device)
+        windows = (t[0, :, tokens].transpose(0, 1) for t in (query, key, value))  # (windows, heads, length, head_dim)
+        out[0, :, tokens] = F.scaled_dot_product_attention(*windows, scale=scaling).transpose(0, 1)
+    return out.transpose(1, 2).contiguous(), None
+
+
 def register() -> None:
-    """Make `budgeted_attention` known to transformers; harmless when repeated."""
+    """Make both attention functions known to transformers; harmless when repeated."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, budgeted_attention)
+    AttentionInterface.register(WINDOWS, windowed_attention)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine import attention
+from engine.config import EngineConfig
 from engine.geometry import FrameGeometry
 from engine.models.base import Encoded, ModelAdapter, PositionCursor, normalised
 from engine.types import MediaKind, VideoBlock
@@ -21,6 +23,10 @@ class Adapter(ModelAdapter):
     model_types = ("qwen2_5_vl",)
     axes = 3
     default_system_prompt = "You are a helpful assistant."
+
+    def __init__(self, model: Any, processor: Any, config: EngineConfig):
+        super().__init__(model, processor, config)
+        model.config.vision_config._attn_implementation = attention.WINDOWS
 
     @classmethod
     def load_model(cls, path: str, **kwargs: Any) -> Any:

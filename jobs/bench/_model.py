@@ -32,7 +32,7 @@ def bench_engine(*, hidden: int, layers: int, heads: int, kv_heads: int, **setti
         "max_position_embeddings": 1 << 30,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [head_dim // 8, *[head_dim * 3 // 16] * 2]},
     }
-    base["vision_config"] |= {"out_hidden_size": hidden, "depth": 1, "hidden_size": 48, "fullatt_block_indexes": [0]}
+    base["vision_config"] |= {"out_hidden_size": hidden, "depth": 2, "hidden_size": 48, "fullatt_block_indexes": [1]}
     torch.manual_seed(0)
     model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**base)).eval().requires_grad_(False)
     config = EngineConfig(**({"device": "auto"} | settings))
