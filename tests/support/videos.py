@@ -139,11 +139,22 @@ def run_ffmpeg(path: Path, *arguments: str) -> Path:
 
 def ffmpeg_times_s(path: Path) -> list[float]:
     """ffmpeg's own list of presentation times of the best video stream, in seconds, in the file's own clock."""
+    return [time_s for time_s, _ in _ffmpeg_list(path)]
+
+
+def ffmpeg_end_s(path: Path) -> float:
+    """When ffmpeg lets the last frame end, in seconds."""
+    time_s, shown_s = _ffmpeg_list(path)[-1]
+    return time_s + shown_s
+
+
+def _ffmpeg_list(path: Path) -> list[tuple[float, float]]:
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "quiet", "-copyts", "-i", str(path), "-an", "-sn", "-dn", "-fps_mode", "passthrough"]
     done = subprocess.run([*command, "-enc_time_base", "demux", "-f", "framecrc", "-"], capture_output=True, text=True, timeout=120)
     lines = done.stdout.splitlines()
     unit = next((Fraction(line.split(":")[1].strip()) for line in lines if line.startswith("#tb 0")), Fraction(1))
-    return [float(int(line.split(",")[2]) * unit) for line in lines if line and not line.startswith("#")]
+    rows = [line.split(",") for line in lines if line and not line.startswith("#")]
+    return [(float(int(row[2]) * unit), float(int(row[3]) * unit)) for row in rows]
 
 
 def ffmpeg_frames(path: Path, height_px: int, width_px: int) -> np.ndarray:
