@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 
-from pipeline.storage import Storage, join_uri
+from pipeline.storage import Storage, join_uri, local_path, split_s3
 
 
 class Attempts:
     """One small object a try, beside the results; removed once the video's result is committed.
 
     A try that an earlier start of the job left behind as its last may have ended with that start (a preempted machine, Ctrl-C), so it
-    isn't held against the video; any other unfinished try is.
+    isn't held against the video; any other unfinished try is. Tries from before the latest checkpoint aren't counted either.
 
     Args:
         output: the job's output address.
@@ -34,7 +35,7 @@ class Attempts:
         starts = Counter(before_name.split("-")[0] for before_name in before)
         held_against = sum(count if start == self.start_id else count - 1 for start, count in starts.items())
         last_error = self.storage.read_bytes(self._uri(name, before[-1])).decode() if before else ""
-        number = len(before)
+        number = int(before[-1].split("-")[1]) + 1 if before else 0
         while not self.storage.write_bytes(self._uri(name, f"{self.start_id}-{number:04d}"), b"", if_absent=True):
             number += 1
         return held_against + 1, last_error
@@ -45,10 +46,20 @@ class Attempts:
         if mine:
             self.storage.write_bytes(self._uri(name, mine[-1]), error.encode())
 
+    def progressed(self, name: str) -> None:
+        """Forget the tries before this one: it has come further than they have."""
+        for attempt in self._names(name)[:-1]:
+            self.storage.delete(self._uri(name, attempt))
+
     def clear(self, name: str) -> None:
         """Forget a video's tries: its result is committed."""
-        for uri in self._names(name):
-            self.storage.delete(self._uri(name, uri))
+        for attempt in self._names(name):
+            self.storage.delete(self._uri(name, attempt))
+        if split_s3(self.folder) is None:
+            tries = local_path(join_uri(self.folder, name))
+            with suppress(OSError):  # not empty: other videos are under way
+                for folder in (tries, tries.parent, local_path(self.folder)):
+                    folder.rmdir()
 
     def _names(self, name: str) -> list[str]:
         """Names of a video's tries, oldest first."""
@@ -74,6 +85,10 @@ class CountedHere:
     def failed(self, name: str, error: str) -> None:
         """Note how the latest try ended."""
         self._tries[name][-1] = error
+
+    def progressed(self, name: str) -> None:
+        """Forget the tries before this one."""
+        self._tries[name] = self._tries.get(name, [])[-1:]
 
     def clear(self, name: str) -> None:
         """Forget a video's tries."""

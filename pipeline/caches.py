@@ -252,6 +252,10 @@ class CacheStore:
                 removed.append(entry.cache_id)
         return removed
 
+    def expire_if_limited(self) -> list[str]:
+        """`expire`, where there is a limit of age or size at all."""
+        return self.expire() if self.ttl_s is not None or self.max_bytes is not None else []
+
     def _too_old(self, found: ObjectStat | StoredCache, now_s: float) -> bool:
         return self.ttl_s is not None and now_s - found.modified_s > self.ttl_s
 

@@ -57,11 +57,11 @@ def run(config: JobConfig) -> RunSummary:
         StoppedError: Ctrl-C or SIGTERM; tables of what is done were made.
     """
     job = Run(config)
-    job.begin()
-    if job.pending:
-        with _stopping_politely(job), _cluster(config), _sigterm_like_ctrl_c():
-            _watch_all(job, _find_room_soon(config, len(job.pending)))
-    return job.finish()
+    with job.held():
+        if job.pending:
+            with _stopping_politely(job), _cluster(config), _sigterm_like_ctrl_c():
+                _watch_all(job, _find_room_soon(config, len(job.pending)))
+        return job.finish()
 
 
 @dataclass(frozen=True)
@@ -332,6 +332,8 @@ def _stopping_politely(job: Run) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        if job.lease.lost:
+            raise JobFailedError(f"output={job.config.output} was taken over by another job; what is done is kept") from None
         job.finish(complete=False)
         raise StoppedError(
             f"stopped: {len(job.done())} of {job.total_videos} videos are done and kept under {job.config.output}; "

@@ -16,7 +16,7 @@ from pipeline.manifest import VideoTask
 from pipeline.provenance import source_commit, versions
 from pipeline.schemas import ANSWERS, MEMORY, QUARANTINE, TABLES, TRACE, columns_table
 from pipeline.storage import Storage, join_uri, local_path, split_s3
-from pipeline.storage_errors import StorageError, StorageSetupError
+from pipeline.storage_errors import MissingObjectError, StorageError, StorageSetupError
 from pipeline.tables import NEVER_RUN, TableWriter, check_rows, table_rows
 
 __all__ = ["ANSWERS", "MEMORY", "QUARANTINE", "TABLES", "TRACE", "Counts", "ResultStore", "VideoResult", "columns_table", "fingerprint"]
@@ -40,6 +40,7 @@ class VideoResult:
         trace: a dict a block with the keys of `TRACE`, likewise; `block` is filled in by order.
         warnings: joined to the memory row's.
         error: why there are no answers; None when there are.
+        stage, last_error: where and how it failed last.
         retry: the error is of the kind that another run may mend (storage out of reach, say): kept aside, so that the next run tries
             the video again instead of taking it for done.
     """
@@ -51,6 +52,8 @@ class VideoResult:
     trace: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     error: str | None = None
+    stage: str | None = None
+    last_error: str | None = None
     retry: bool = False
 
 
@@ -60,18 +63,22 @@ def fingerprint(config: JobConfig, task: VideoTask) -> str:
     Returns:
         "<16 hex of the settings>/<32 hex of the video and its questions>"; the part before the slash is the same for a whole run.
     """
-    settings = {
-        "engine": config.engine.model_dump(mode="json", exclude=_ENGINE_SPEED),
-        "decode": config.decode.model_dump(mode="json", exclude=DECODE_SPEED),
-        "weights": checkpoint_digest(config.engine.model),
-    }
     video = {
         "video_id": task.video_id,
         "uri": task.uri,
         "content": task.content_tag,
         "questions": [[q.question_id, q.question, list(q.options)] for q in task.questions],
     }
-    return f"{digest(settings)[:16]}/{digest(video)[:32]}"
+    return f"{digest(answer_settings(config))[:16]}/{digest(video)[:32]}"
+
+
+def answer_settings(config: JobConfig) -> dict[str, Any]:
+    """Everything in a job's settings that changes answers."""
+    return {
+        "engine": config.engine.model_dump(mode="json", exclude=_ENGINE_SPEED),
+        "decode": config.decode.model_dump(mode="json", exclude=DECODE_SPEED),
+        "weights": checkpoint_digest(config.engine.model),
+    }
 
 
 def digest(value: Any) -> str:
@@ -156,6 +163,31 @@ class ResultStore:
         """
         committed = self._committed("results", fingerprints.values())
         return {video_id for video_id, name in fingerprints.items() if name in committed}
+
+    def failed(self, fingerprints: Mapping[str, str]) -> set[str]:
+        """Which committed videos were set aside: their result is an error."""
+
+        def is_error(name: str) -> bool:
+            return json.loads(self.storage.read_bytes(self._uri("results", f"{name}.json"))).get("error") is not None
+
+        with ThreadPoolExecutor(16) as threads:
+            return {video_id for video_id, error in zip(fingerprints, threads.map(is_error, fingerprints.values()), strict=True) if error}
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Take results back, so that their videos are tried again."""
+        for name in names:
+            self.storage.delete(self._uri("results", f"{name}.json"))
+
+    def settings_before(self) -> dict[str, Any] | None:
+        """The `answer_settings` of the results that are here; None where there are none."""
+        try:
+            return dict(json.loads(self.storage.read_bytes(self._uri("settings.json"))))
+        except MissingObjectError:
+            return None
+
+    def note_settings(self, config: JobConfig) -> None:
+        """Record the settings that the tables will be made of."""
+        self.storage.write_bytes(self._uri("settings.json"), json.dumps(answer_settings(config), indent=2).encode())
 
     def compact(self, config: JobConfig, tasks: Sequence[VideoTask], started_at: datetime, *, complete: bool = True) -> Counts:
         """Make the tables of everything that is committed, in the manifest's order; then `run.json`; then `_SUCCESS`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +97,13 @@ class Retention:
         question: Question | None = None,
         resumed: CompressedVideo | None = None,
         attempt: int = 1,
+        stored: Callable[[], None] = lambda: None,
     ) -> CompressedVideo:
-        """Prefill, storing now and then how far it has come; the result is the same as without."""
+        """Prefill, storing now and then how far it has come; the result is the same as without.
+
+        Args:
+            stored: called after each checkpoint.
+        """
         if self.store is None or not self.checkpoints:
             return self.engine.prefill(blocks, question=question)
         compressed = resumed
@@ -109,6 +114,7 @@ class Retention:
                 return compressed
             try:
                 self.store.save(CacheKey.of(self.config, task), compressed, {"attempt": str(attempt)} | _now(task), partial=True)
+                stored()
             except ReelkeepError as error:
                 notes.append(f"how far the video was read couldn't be stored: {one_line(error)}")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
@@ -10,12 +12,14 @@ from typing import Any
 
 import pyarrow.dataset as pads
 
-from engine.errors import ReelkeepError
+from engine.errors import ConfigError, ReelkeepError
 from engine.geometry import FrameGeometry
 from engine.models import load_geometry
+from pipeline.caches import CacheStore
 from pipeline.config import JobConfig
+from pipeline.lease import Lease
 from pipeline.manifest import Manifest, read_manifest
-from pipeline.results import Counts, ResultStore, fingerprint
+from pipeline.results import Counts, ResultStore, answer_settings, fingerprint
 from pipeline.storage import Storage, join_uri
 from pipeline.task import VideoTask
 
@@ -66,8 +70,9 @@ class Run:
         ConfigError, InputError: settings, manifest or model can't work.
 
     Attributes:
-        pending: the videos that have no result yet, in the manifest's order.
+        pending: the videos that have no result yet, or are to be tried again, in the manifest's order.
         run_id: names this start; recorded with every result it makes.
+        lease: what keeps other jobs off the output while this one is `held`.
     """
 
     def __init__(self, config: JobConfig) -> None:
@@ -78,8 +83,10 @@ class Run:
         self.manifest: Manifest = read_manifest(config, self.storage)
         self.geometry: FrameGeometry = load_geometry(config.engine)
         self.store = ResultStore(config.output, self.storage, self.run_id)
-        done = self.done()
-        self.pending: list[VideoTask] = [task for task in self.manifest.tasks if task.video_id not in done]
+        self.lease = Lease(config.output, self.storage, self.run_id, take_over=config.take_over)
+        self._check_settings()
+        self._retried: set[str] = set()
+        self.pending: list[VideoTask] = self._pending()
 
     @property
     def total_videos(self) -> int:
@@ -98,13 +105,37 @@ class Run:
     def _names(self) -> dict[str, str]:
         return {task.video_id: fingerprint(self.config, task) for task in self.manifest.tasks}
 
-    def begin(self) -> None:
-        """Check that the output can be written, before anything is started.
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other jobs off the output during the block; at its beginning, check that the output can be written.
 
         Raises:
-            StorageError: it can't.
+            OutputHeldError: another job is at work there.
+            StorageError: the output can't be written.
         """
-        self.store.start()
+        with self.lease:
+            self.store.start()
+            self.store.note_settings(self.config)
+            self.pending = self._pending()
+            self.store.forget(self._names[video_id] for video_id in self._retried)
+            yield
+
+    def _pending(self) -> list[VideoTask]:
+        done = self.done()
+        if self.config.retry_quarantined:
+            self._retried = self.store.failed({video_id: self._names[video_id] for video_id in self._names if video_id in done})
+        return [task for task in self.manifest.tasks if task.video_id not in done - self._retried]
+
+    def _check_settings(self) -> None:
+        before, now = self.store.settings_before(), answer_settings(self.config)
+        if before in (None, now) or self.config.on_changed_settings == "restart":
+            return
+        old, new = _flat(before), _flat(now)
+        changed = [f"{name}={old.get(name)} there, {new.get(name)} now" for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+        raise ConfigError(
+            f"output={self.config.output} holds answers made with other settings ({'; '.join(changed)}); name another output, or replace "
+            "its tables with --on-changed-settings restart"
+        )
 
     def finish(self, *, complete: bool = True) -> RunSummary:
         """Make the tables of what is committed.
@@ -116,6 +147,7 @@ class Run:
             JobFailedError: results can't be read or tables not written.
         """
         try:
+            CacheStore.of(self.config, self.storage).expire_if_limited()
             counts = self.store.compact(self.config, self.manifest.tasks, self.started_at, complete=complete)
             answers = self._table("answers").head(ANSWERS_SHOWN).to_pylist()
             memory = self._table("memory").to_table(columns=["kv_peak_bytes", "kv_full_bytes", "warnings"]).to_pylist()
@@ -137,3 +169,9 @@ class Run:
     def _table(self, name: str) -> pads.Dataset:
         filesystem, path = self.storage.pyarrow_filesystem(join_uri(self.store.output, name))
         return pads.dataset(path, filesystem=filesystem, format="parquet")
+
+
+def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(settings, dict):
+        return {prefix.rstrip("."): settings}
+    return {name: value for key, inner in settings.items() for name, value in _flat(inner, f"{prefix}{key}.").items()}

@@ -77,7 +77,7 @@ MEMORY = pa.schema(
         _field("decode_wait_s", pa.float64(), "Seconds the engine waited for frames."),
         _field("decoder", pa.string(), "Decoder that served the video."),
         _WARNINGS,
-        _field("attempts", pa.int64(), "Tries, this one included."),
+        _field("attempts", pa.int64(), "Tries since it last got on (its latest checkpoint), this one included."),
         _field("error", pa.string(), "Why the video has no answers; null when it was answered."),
         _EXTRA,
     ]
@@ -111,6 +111,10 @@ QUARANTINE = pa.schema(
         _URI,
         _field("attempts", pa.int64(), "Tries that were made."),
         _field("error", pa.string(), "Why the video was set aside.", nullable=False),
+        _field(
+            "stage", pa.string(), "Where it failed last: fetch, probe, decode, prefill, cache or answer; null when nobody lived to say."
+        ),
+        _field("last_error", pa.string(), "What happened there, the last time."),
         _field("questions", pa.int64(), "Questions left unanswered."),
         _EXTRA,
     ]

@@ -138,6 +138,12 @@ class JobConfig(BaseModel):
     limit: int | None = Field(None, ge=1, description="Take only the first N videos.")
     only: list[str] = Field([], description="Take only these video ids; may be repeated.")
     dry_run: bool = Field(False, description="Check everything, say what would be done, and stop.")
+    retry_quarantined: bool = Field(False, description="Try the videos again that an earlier start has set aside.")
+    on_changed_settings: Literal["refuse", "restart"] = Field(
+        "refuse",
+        description="Output that holds answers made with other settings: refuse, or watch again and replace its tables (restart).",
+    )
+    take_over: bool = Field(False, description="Start although another job holds this output; that one stops within seconds.")
     trace: bool = Field(False, description="Also write the trace table: a row for every block of every video.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The model and its memory.")
     decode: DecodeConfig = Field(default_factory=DecodeConfig, description="Which frames are taken from a video.")

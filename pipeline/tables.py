@@ -58,7 +58,7 @@ def table_rows(task: VideoTask, result: VideoResult, settings: Mapping[str, Any]
     warnings = list(dict.fromkeys([*(result.memory.get("warnings") or []), *result.warnings]))
     memory = _row(MEMORY, result.memory | common | {"warnings": warnings, "extra": _extra(task.extra)})
     trace = [_row(TRACE, common | {"block": number} | block) for number, block in enumerate(result.trace)]
-    set_aside = memory | {"questions": len(answers)}
+    set_aside = memory | {"questions": len(answers), "stage": result.stage, "last_error": result.last_error or result.error}
     return {
         "answers": answers,
         "memory": [memory],

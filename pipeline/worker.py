@@ -165,6 +165,8 @@ class VideoWorker:
             trace=[asdict(block) for block in seen.traces[0].blocks] if seen.traces and self.config.trace else [],
             warnings=list(dict.fromkeys(seen.warnings)),
             error=failed,
+            stage=failures[0].stage if failed else None,
+            last_error=failures[0].reason if failed else None,
             retry=failed is not None and failures[0].retry,
         )
 
@@ -214,7 +216,15 @@ class VideoWorker:
                 if head.probe.kind == "video":
                     self.engine.check_length(head.groups, head.span_s, *head.frame_size_px)
                 question = asked[0] if self.engine.query_aware else None
-                return self.retention.read(task, stream.blocks(), seen.warnings, question=question, resumed=resumed, attempt=seen.attempt)
+                return self.retention.read(
+                    task,
+                    stream.blocks(),
+                    seen.warnings,
+                    question=question,
+                    resumed=resumed,
+                    attempt=seen.attempt,
+                    stored=lambda: self.attempts.progressed(fingerprint(self.config, task)),
+                )
         finally:
             if stream is not None and stream.tail is not None:
                 seen.facts["decoder"] = stream.tail.decoder
@@ -264,7 +274,16 @@ def lost_by(error: Exception) -> Lost:
 def _given_up(task: VideoTask, name: str, attempts: int, last_error: str) -> VideoResult:
     error = f"given up after {attempts} attempts: {last_error or SILENT_END}"
     answers = [_error_row(q.question_id, error) for q in task.questions]
-    return VideoResult(task.video_id, name, answers=answers, memory={"attempts": attempts}, error=error)
+    stage_name, _, reason = last_error.partition(": ")
+    return VideoResult(
+        task.video_id,
+        name,
+        answers=answers,
+        memory={"attempts": attempts},
+        error=error,
+        stage=stage_name or None,
+        last_error=reason or SILENT_END,
+    )
 
 
 def _answer_row(answer: Answer) -> dict[str, Any]:
