@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +20,20 @@ from engine.errors import InputError, ReelkeepError
 # A file's content, not its name, chooses FFmpeg's reader, and playlists (concat, HLS, DASH) make it open other files. Only these may.
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,gif,mpegts,mpeg,flv,live_flv,asf,ogg,ivf,mxf,nut,rm,dv,vob,mp3,wav,aac,flac,aiff"
 
-_LIBRARY_ERRORS = (av.FFmpegError, OSError, ValueError, ArithmeticError, MemoryError, RuntimeError, LookupError, EOFError)
+LIBRARY_ERRORS = (
+    av.FFmpegError,
+    OSError,
+    ValueError,
+    ArithmeticError,
+    MemoryError,
+    RuntimeError,
+    LookupError,
+    EOFError,
+    SyntaxError,
+    struct.error,
+    zlib.error,
+)
+"""What FFmpeg's and Pillow's readers raise on broken files; a TypeError or AttributeError would be a mistake of ours."""
 
 
 def refuse(path: str, reason: str, remedy: str) -> InputError:
@@ -38,7 +53,7 @@ def refusing(path: str, doing: str, remedy: str = "check that the file plays, or
         yield
     except ReelkeepError:
         raise
-    except _LIBRARY_ERRORS as error:
+    except LIBRARY_ERRORS as error:
         raise refuse(path, f"{doing} failed: {words(error)}", remedy) from error
 
 
@@ -86,7 +101,7 @@ def open_container(path: str, timeout_s: float) -> InputContainer:
     except av.error.InvalidDataError as error:
         reason = "isn't a video, or is damaged or cut off so that its index is missing"
         raise refuse(path, reason, "copy or upload it again, or convert it with ffmpeg") from error
-    except _LIBRARY_ERRORS as error:
+    except LIBRARY_ERRORS as error:
         raise refuse(path, f"can't be opened: {words(error)}", "check that the file plays, or convert it with ffmpeg") from error
 
 

@@ -6,6 +6,8 @@ import itertools
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from engine.blocks import BlockPlanner
 from engine.geometry import FrameGeometry
 from engine.types import FrameGroup, VideoBlock
 from pipeline.video.config import DecodeConfig
-from pipeline.video.container import check_regular_file, refuse, refusing
+from pipeline.video.container import LIBRARY_ERRORS, check_regular_file, refuse, refusing
 from pipeline.video.probe import VideoProbe
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
@@ -24,22 +26,38 @@ _ORIENTATION_TAG = 0x0112
 
 def probe_image(path: str) -> VideoProbe | None:
     """What a still image is; None when the file isn't one. Reads its header only."""
+    with _pillow_warnings() as notes:
+        found = _probe_image(path)
+    return found and replace(found, warnings=(*found.warnings, *notes))
+
+
+@contextmanager
+def _pillow_warnings() -> Iterator[list[str]]:
+    """Collects what Pillow complains of, in place of printing it."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            yield notes
+        finally:
+            notes += dict.fromkeys(f"image file: {str(warning.message).strip()}" for warning in caught)
+
+
+def _probe_image(path: str) -> VideoProbe | None:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(path, formats=FORMATS)
+        image = Image.open(path, formats=FORMATS)
     except UnidentifiedImageError:
         return None
     except Image.DecompressionBombError as error:
         raise refuse(path, f"is too large an image ({error})", "scale it down") from error
-    except (OSError, ValueError, SyntaxError):
+    except LIBRARY_ERRORS:
         return None
     with image, refusing(path, "reading its header"):
         sideways = image.getexif().get(_ORIENTATION_TAG, 1) >= 5
         width_px, height_px = image.size[::-1] if sideways else image.size
-        notes = []
-        if (pictures := getattr(image, "n_frames", 1)) > 1:
-            notes.append(f"{pictures} pictures in one {image.format} file; the first is read")
+        pictures = getattr(image, "n_frames", 1)
         return VideoProbe(
             path=path,
             kind="image",
@@ -49,7 +67,7 @@ def probe_image(path: str) -> VideoProbe | None:
             width_px=width_px,
             height_px=height_px,
             size_bytes=os.path.getsize(path),
-            warnings=tuple(notes),
+            warnings=(f"{pictures} pictures in one {image.format} file; the first is read",) if pictures > 1 else (),
         )
 
 
@@ -118,14 +136,15 @@ class ImageSource:
         yield self.geometry.resize(picture)
 
     def _load(self) -> np.ndarray:
-        with refusing(self.probe.path, "decoding the image", "copy or upload it again"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(self.probe.path, formats=FORMATS) as image:
-                upright = ImageOps.exif_transpose(image)
-                if upright.mode.startswith("I"):
-                    self.warnings.append(f"16-bit grey ({upright.mode}) was reduced to 8 bits")
-                    upright = Image.fromarray((np.asarray(upright).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-                return np.asarray(upright.convert("RGB"))
+        refused = refusing(self.probe.path, "decoding the image", "copy or upload it again")
+        with refused, _pillow_warnings() as notes, Image.open(self.probe.path, formats=FORMATS) as image:
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode.startswith("I"):
+                self.warnings.append(f"16-bit grey ({upright.mode}) was reduced to 8 bits")
+                upright = Image.fromarray((np.asarray(upright).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+            picture = np.asarray(upright.convert("RGB"))
+        self.warnings += [note for note in notes if note not in self.warnings]
+        return picture
 
 
 def open_image(path: str | os.PathLike[str], geometry: FrameGeometry, decode: DecodeConfig | None = None) -> ImageSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,6 +128,13 @@ def test_every_pixel_mode_becomes_rgb(tmp_path: Path, mode: str, name: str) -> N
     assert any("16-bit" in w for w in source.warnings) == (mode == "I;16")
 
 
+def test_several_pictures_in_one_file_are_noted(tmp_path: Path) -> None:
+    pictures = [Image.fromarray(_picture(64, 64, seed)) for seed in range(3)]
+    pictures[0].save(tmp_path / "moving.webp", save_all=True, append_images=pictures[1:])
+    source = open_media(tmp_path / "moving.webp", QWEN)
+    assert len(list(source)) == 1 and "3 pictures in one WEBP file; the first is read" in source.warnings
+
+
 def test_a_damaged_image_is_refused_by_name(tmp_path: Path) -> None:
     Image.fromarray(_picture(200, 200)).save(tmp_path / "whole.jpg")
     (tmp_path / "half.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:6000])
@@ -161,3 +169,23 @@ def test_pixel_limits_of_the_settings_override_the_processor_s(tmp_path: Path) -
     assert small.frame_size_px == (56, 56) and next(iter(small)).frames.shape[-2:] == (56, 56)
     fixed = open_video(path, INTERNVL, DecodeConfig(max_frame_px=4 * 28 * 28))
     assert any("have no effect" in w for w in fixed.warnings)
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tiff", "a.bmp"])
+def test_random_damage_gives_a_picture_or_a_refusal_and_never_anything_else(tmp_path: Path, name: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(_picture(80, 120)).save(tmp_path / name, exif=exif)
+    whole = (tmp_path / name).read_bytes()
+    for seed in range(60):
+        chance = random.Random(seed)
+        data = bytearray(whole)
+        for _ in range(chance.choice([1, 10, 100])):
+            # Headers matter most: half of the hits go there.
+            data[chance.randrange(chance.choice([200, len(data)]))] = chance.randrange(256)
+        path = tmp_path / f"{seed}_{name}"
+        path.write_bytes(data[: chance.choice([len(data), chance.randrange(1, len(data))])])
+        try:
+            assert len(list(open_media(path, QWEN))) >= 1
+        except InputError as error:
+            assert str(error).startswith(f"{path}: ") and "; " in str(error)
