@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.errors import ReelkeepError
-from pipeline.config import load_config
+from pipeline.config import JobConfig, load_config
 from pipeline.logs import set_up_logging
 from pipeline.plan import VideoPlan, plan_video, predicted_kv_bytes
 from pipeline.progress import clock_time
@@ -30,18 +30,26 @@ log = logging.getLogger("reelkeep.answer")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    return carry_out(lambda: load_config(None, arguments, prog="reelkeep answer"), show_plan)
+
+
+def carry_out(settings: Callable[[], JobConfig], show: Callable[[Run, Console], None]) -> int:
+    """Run the job that `settings` describes, or `show` it for a dry run; errors become one line and an exit code."""
     console = Console(highlight=False)
     try:
-        config = load_config(None, sys.argv[1:] if argv is None else argv, prog="reelkeep answer")
+        config = settings()
         set_up_logging(config.log)
         if config.dry_run:
-            show_plan(Run(config), console)
+            show(Run(config), console)
             return ANSWERED
         from pipeline import dispatch  # brings Ray, which takes seconds: only once the settings are known to be right
 
         summary = dispatch.run(config)
     except StoppedError as error:
         return _say(error, STOPPED)
+    except KeyboardInterrupt:
+        return _say("stopped; run the same command again to go on", STOPPED)
     except JobFailedError as error:
         return _say(error, FAILED)
     except ReelkeepError as error:
@@ -105,6 +113,10 @@ def show_summary(summary: RunSummary, console: Console) -> None:
         console.print(
             f"KV memory, longest video: {bytes_text(held)} held at most; a full cache holds {bytes_text(full)}, {times:.1f} times as much"
         )
+    for video_id, reason in summary.set_aside:
+        console.print(Text.assemble("set aside: ", plain(video_id), ": ", plain(reason)), soft_wrap=True)
+    if counts.videos_failed > len(summary.set_aside):
+        console.print(f"and {counts.videos_failed - len(summary.set_aside)} more; the quarantine table lists them")
     console.print("tables: " + plain(summary.output).plain.rstrip("/") + "/{answers,memory,quarantine}/*.parquet", markup=False)
 
 
@@ -124,8 +136,8 @@ def bytes_text(count: int) -> str:
     raise AssertionError
 
 
-def _say(error: ReelkeepError, code: int) -> int:
-    print(f"reelkeep answer: {error}", file=sys.stderr)
+def _say(error: ReelkeepError | str, code: int) -> int:
+    print(f"reelkeep: {error}", file=sys.stderr)
     return code
 
 

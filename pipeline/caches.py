@@ -185,6 +185,14 @@ class CacheStore:
                 )
         return compressed
 
+    def why_missing(self, key: CacheKey) -> str:
+        """Why a key has no cache to load, as far as can be told without loading it; "" when it has one."""
+        try:
+            found = self.storage.stat(self.address(key.cache_id()))
+        except MissingObjectError:
+            return self._what_is_there(key)
+        return f"its cache is older than caches.ttl_s={self.ttl_s:g}" if self._too_old(found, time.time()) else ""
+
     def remove(self, cache_id: str) -> None:
         """Remove a cache; nothing happens when it isn't there."""
         self.storage.delete(self.address(cache_id))

@@ -36,13 +36,16 @@ class _Settings(JobConfig, BaseSettings):  # type: ignore[misc]
     )
 
 
-def load_config(config_path: str | None, argv: Sequence[str], prog: str | None = None) -> JobConfig:
+def load_config(
+    config_path: str | None, argv: Sequence[str], prog: str | None = None, defaults: Mapping[str, Any] | None = None
+) -> JobConfig:
     """Merge the YAML file, the environment and the command line into one checked configuration.
 
     Args:
         config_path: YAML file; None takes the one that `--config` in `argv` names, if any.
         argv: command line without the program's name. `--help` prints every field and exits with 0.
         prog: program name that the help shows.
+        defaults: settings that all three win over, with the same names.
 
     Raises:
         ConfigError: one line a problem, each naming the field, the value, the bound and where the value came from.
@@ -52,7 +55,7 @@ def load_config(config_path: str | None, argv: Sequence[str], prog: str | None =
     path = config_path or named_path
     environment, variables = _read_environment(os.environ)
     file = _read_yaml(path) if path else {}
-    merged: dict[str, Any] = {}
+    merged: dict[str, Any] = dict(defaults or {})
     for source in (file, environment, command_line):
         merged = _merge(merged, source, JobConfig, texts=source is not file)
     try:

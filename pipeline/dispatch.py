@@ -135,11 +135,12 @@ def _watch_all(job: Run, room: Room) -> None:
     tokens_known = all(plan.tokens for plan in plans.values())
     work = {t.video_id: float((plans[t.video_id].tokens if tokens_known else t.size_bytes) or 1) for t in job.pending}
     tasks = sorted(job.pending, key=lambda task: -work[task.video_id])
+    rows = [{"task": task.model_dump_json(), "name": job.name_of(task.video_id)} for task in tasks]
     board: Any = ray.remote(num_cpus=0)(_Board).remote()  # type: ignore[attr-defined]
     results = (
-        ray.data.from_items([{"task": task.model_dump_json(), "name": job.name_of(task.video_id)} for task in tasks])
-        .repartition(target_num_rows_per_block=1)
-        .map(
+        # A block a row, so that each video goes to whoever is free. Not by repartition(): that is one more operator, which waits for a
+        # CPU for ever once the engines hold them all.
+        ray.data.from_items(rows, override_num_blocks=len(rows)).map(
             cast(Any, _Engine),
             fn_constructor_args=(config.model_dump_json(), job.run_id, room.num_gpus, board),
             compute=ActorPoolStrategy(
@@ -176,7 +177,8 @@ def _configure_ray_data(room: Room) -> None:
 def _plan(job: Run, room: Room) -> dict[str, VideoPlan]:
     """Look at the headers of the files that are within reach, on as many CPUs as there are."""
     plans = {task.video_id: VideoPlan(task.video_id) for task in job.pending}
-    near = [{"task": task.model_dump_json()} for task in job.pending if split_s3(task.uri) is None]
+    watches = job.config.caches.missing == "watch"
+    near = [{"task": task.model_dump_json()} for task in job.pending if watches and split_s3(task.uri) is None]
     if near:
         config, geometry = job.config, job.geometry
 

@@ -47,6 +47,7 @@ class RunSummary:
         answers: the first rows of the answers table.
         kv_peak_bytes, kv_full_bytes: of the video with the largest full cache: most held at once, and what a full cache would have held.
         warnings: warnings in the memory table, all videos together.
+        set_aside: the first videos without answers, and why.
     """
 
     run_id: str
@@ -58,6 +59,7 @@ class RunSummary:
     kv_peak_bytes: int = 0
     kv_full_bytes: int = 0
     warnings: int = 0
+    set_aside: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Run:
@@ -151,6 +153,7 @@ class Run:
             counts = self.store.compact(self.config, self.manifest.tasks, self.started_at, complete=complete)
             answers = self._table("answers").head(ANSWERS_SHOWN).to_pylist()
             memory = self._table("memory").to_table(columns=["kv_peak_bytes", "kv_full_bytes", "warnings"]).to_pylist()
+            set_aside = self._table("quarantine").head(ANSWERS_SHOWN, columns=["video_id", "error"]).to_pylist()
         except ReelkeepError as error:
             raise JobFailedError(f"{error}; what is done is kept, run the same command again to go on") from error
         largest = max(memory, key=lambda row: row["kv_full_bytes"] or 0)
@@ -164,6 +167,7 @@ class Run:
             kv_peak_bytes=largest["kv_peak_bytes"] or 0,
             kv_full_bytes=largest["kv_full_bytes"] or 0,
             warnings=sum(len(row["warnings"] or ()) for row in memory),
+            set_aside=[(row["video_id"], row["error"]) for row in set_aside],
         )
 
     def _table(self, name: str) -> pads.Dataset:
