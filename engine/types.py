@@ -31,7 +31,7 @@ class VideoBlock:
 
     Attributes:
         frames: (groups * frames per group, 3, height_px, width_px) uint8 RGB.
-        times_s: presentation time of each group's first frame, ascending.
+        times_s: presentation time of each group's first frame; never decreasing, equal where a frame is shown at several wanted times.
         first_group: index, within this media item, of the first group.
         seconds_per_group: the nominal spacing of groups for regularly sampled video; None for irregular sampling
             (keyframes), where positions follow `times_s`.
