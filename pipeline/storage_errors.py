@@ -49,6 +49,8 @@ class StorageUnreachableError(StorageError):
 class SpoolSpaceError(StorageError):
     """No room on disk for a download."""
 
+    worth_retrying = True
+
 
 _USUAL_PLACES = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the machine's role"
 
