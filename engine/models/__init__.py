@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -88,7 +89,7 @@ def load_adapter(config: EngineConfig) -> ModelAdapter:
             model_path(config), config=hf_config, dtype=dtype, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
         model = model.to(device).eval().requires_grad_(False)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"engine.model={config.model}: weights could not be loaded: {_first_line(error)}") from error
     return adapter(model, processor, config)
 

@@ -288,6 +288,17 @@ def test_an_unknown_family_is_named(tmp_path, folders):
         Engine.load(str(tmp_path))
 
 
+def test_truncated_weights_are_refused(tmp_path, folders):
+    from shutil import copytree
+
+    folder = copytree(folders["qwen2_5_vl"], tmp_path / "cut")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:50_000])
+    with pytest.raises(ConfigError, match="weights could not be loaded") as caught:
+        Engine.load(str(folder))
+    assert "\n" not in str(caught.value)
+
+
 def test_an_empty_stream(load_engine):
     for nothing in ([], [TextPart("only words")]):
         with pytest.raises(InputError, match="the stream held no frames"):
