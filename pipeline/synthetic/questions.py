@@ -19,7 +19,7 @@ class SyntheticQuestion:
     """A question with its only right answer.
 
     Attributes:
-        kind: a key of `KINDS`.
+        kind: a key of `PRIMER_KINDS`.
         text: the question, without options.
         answer: the expected answer, in words; one of `options` when there are any.
         options: answers to choose from; empty for a free-form question.
@@ -42,7 +42,7 @@ def ask(rng: np.random.Generator, script: Script, times_s: np.ndarray, kind: str
     Returns:
         None when the script has nothing that this kind can ask about.
     """
-    drawn = KINDS[kind](rng, script, times_s)
+    drawn = PRIMER_KINDS[kind](rng, script, times_s)
     if drawn is None:
         return None
     text, answer, options = drawn
@@ -84,7 +84,7 @@ def _exists(rng: np.random.Generator, script: Script, _: np.ndarray) -> _Drawn:
         colours, figures = {c for c, _ in there}, {f for _, f in there}
         hard = sorted({(c, f) for c in colours for f in figures} - there)
         half = sorted({(c, f) for c in COLOURS for f in SHAPES if (c in colours) != (f in figures)})
-        colour, figure = _pick(rng, hard if hard and rng.random() < 0.75 else half)
+        colour, figure = _pick(rng, hard if hard and rng.random() < 0.6 else half)
     article = "an" if colour == "orange" else "a"
     return f"Is there {article} {colour} {figure}?", "yes" if (colour, figure) in there else "no", ["yes", "no"]
 
@@ -120,6 +120,18 @@ def _when(rng: np.random.Generator, script: Script, times_s: np.ndarray) -> _Dra
     return f"When does the {needle.name} appear?", answer, [name for name in names if name in shown]
 
 
+def _glimpse(rng: np.random.Generator, script: Script, _: np.ndarray) -> _Drawn:
+    if not script.shapes:
+        return None
+    by_colour = rng.random() < 0.5
+    there = {n.colour if by_colour else n.figure for n in script.shapes}
+    absent = [word for word in (COLOURS if by_colour else SHAPES) if word not in there]
+    answer = "yes" if rng.random() < 0.5 or not absent else "no"
+    word = _pick(rng, sorted(there) if answer == "yes" else absent)
+    article = "an" if word == "orange" else "a"
+    return f"Is there {article} {word} shape?" if by_colour else f"Is there a {word}?", answer, ["yes", "no"]
+
+
 KINDS: dict[str, Callable[[np.random.Generator, Script, np.ndarray], _Drawn]] = {
     "colour": _colour,
     "shape": _shape,
@@ -129,6 +141,9 @@ KINDS: dict[str, Callable[[np.random.Generator, Script, np.ndarray], _Drawn]] = 
     "order": _order,
     "when": _when,
 }
+
+PRIMER_KINDS = KINDS | {"glimpse": _glimpse}
+"""With a kind that is too easy to measure anything, and from which a model learns what "there" means."""
 
 
 def _pick(rng: np.random.Generator, items: Sequence):

@@ -1,0 +1,1 @@
+"""How the bundled test model came to be: tokenizer, architecture, training data, the two training stages, evaluation."""

@@ -1,0 +1,240 @@
+"""Stage two: the language model learns to find needles, on videos that grow from two groups to 64."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from jobs.bundled_training.bank import COLOUR_NAMES
+from jobs.bundled_training.lessons import KIND_WEIGHTS, RECALL, FeatureBank, Lesson, draw_lesson
+from pipeline.synthetic.vocabulary import DIGITS, PLURALS, SHAPES
+
+LENGTHS = (2, 4, 8, 16, 32, 64)
+_PASS_MARK = 0.85
+_PRIMER_LEVELS = 2
+_HINT_WEIGHT = 0.5
+_WINDOW_QUESTIONS = 120
+
+
+def train_language(
+    model: Qwen2_5_VLForConditionalGeneration,
+    bank: FeatureBank,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    seed: int,
+    steps: int,
+    checkpoint: Path,
+    log: Callable[[str], None],
+    learning_rate: float = 1.5e-3,
+) -> None:
+    """Train the language model in place; the vision tower stays as it is.
+
+    A length is passed when most colours, shapes and digits are named rightly at it; then the next one joins.
+    Resumes from `checkpoint` when it exists: every step draws from its own seed, so a resumed run goes the same way.
+    """
+    parameters = [*model.model.language_model.parameters()]
+    decayed = [p for p in parameters if p.ndim > 1]
+    plain = [p for p in parameters if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98))
+    progress = Progress()
+    if not checkpoint.exists():
+        name_what_is_seen(model, bank, tokenizer)
+    else:
+        saved = torch.load(checkpoint, weights_only=False)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        progress = saved["progress"]
+    started = time.monotonic() - progress.seconds
+    while progress.step < steps:
+        progress.step += 1
+        step, scores = progress.step, progress.scores
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * _schedule(step, steps)
+        rng = np.random.default_rng([seed, step])
+        length = _draw_length(rng, progress)
+        primer = progress.level < _PRIMER_LEVELS
+        questions, with_options = min(14, 3 + length // 2), not primer and bool(rng.random() < 0.5)
+        kinds = {kind: weight for kind, weight in KIND_WEIGHTS.items() if kind in (*RECALL, "glimpse") or not primer}
+        step_tokens = 1800 + 28 * length
+        videos = max(4, step_tokens // (16 + 4 * length + (36 if with_options else 18) * questions))
+        lesson = draw_lesson(
+            rng, bank, tokenizer, groups=length, videos=videos, questions=questions, with_options=with_options, kind_weights=kinds
+        )
+        labels = torch.where(lesson.targets != -100, lesson.targets, lesson.hints)
+        places = labels != -100
+        logits, is_answer = logits_at(model, lesson, places), (lesson.targets != -100)[places]
+        weights = torch.where(is_answer, 1.0, _HINT_WEIGHT)
+        losses = functional.cross_entropy(logits, labels[places], reduction="none")
+        loss = (weights * losses).sum() / weights.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        scores.add(lesson, logits.detach().argmax(-1)[is_answer], length, loss.item(), losses[~is_answer].mean().item())
+        if progress.level < len(LENGTHS) - 1 and scores.passed(LENGTHS[progress.level]):
+            progress.level += 1
+            log(f"language step {step}: on to {LENGTHS[progress.level]} groups after {time.monotonic() - started:.0f} s")
+        if step % 50 == 0:
+            shown = LENGTHS[progress.level] if step % 100 == 0 else 8
+            log(f"language step {step}/{steps} {time.monotonic() - started:.0f} s {scores.line(shown)}")
+        if step % 100 == 0 or step == steps:
+            progress.seconds = time.monotonic() - started
+            checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            partial = checkpoint.with_suffix(".partial")
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": progress}, partial)
+            partial.replace(checkpoint)
+
+
+@torch.no_grad()
+def name_what_is_seen(model: Qwen2_5_VLForConditionalGeneration, bank: FeatureBank, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Start each word that names a colour, shape or digit at the mean feature of what it names, and queries like keys.
+
+    So the first attention scores already say "this is what that word means". Left to chance, finding that takes longer than all the rest.
+    """
+    embedding = model.get_input_embeddings().weight
+    for words in (COLOUR_NAMES, SHAPES, DIGITS):
+        seen = [np.concatenate([rows for pair, rows in bank.needles.items() if word in pair]) for word in words]
+        means = torch.stack([bank.features[torch.from_numpy(rows)].flatten(0, 1).mean(dim=0) for rows in seen])
+        # What tells red from other colours is to be the word's meaning, not what tells any needle from none.
+        for word, meaning in zip(words, functional.normalize(means - means.mean(dim=0), dim=1), strict=True):
+            for name in {word, PLURALS.get(word, word)}:
+                embedding[tokenizer.convert_tokens_to_ids(name)] = meaning
+    for layer in model.model.language_model.layers:
+        attention: Any = layer.self_attn
+        heads = attention.k_proj.weight.view(-1, attention.head_dim, attention.hidden_size)
+        attention.q_proj.weight.copy_(heads.repeat_interleave(attention.num_key_value_groups, dim=0).flatten(0, 1))
+
+
+def logits_at(model: Qwen2_5_VLForConditionalGeneration, lesson: Lesson, places: Tensor) -> Tensor:
+    """Logits at some tokens of the questions, (places, vocabulary); `places` is bool, shaped like `lesson.questions`."""
+    language = model.model.language_model
+    prefix = language.embed_tokens(lesson.prefix).expand(len(lesson.features), -1, -1)
+    questions = language.embed_tokens(lesson.questions)
+    embedded = torch.cat([prefix, lesson.features, questions.flatten(1, 2)], dim=1)
+    language.set_attn_implementation("packed_questions")
+    hidden = language(
+        inputs_embeds=embedded,
+        position_ids=lesson.positions,
+        attention_mask={"full_attention": torch.tensor(lesson.questions.shape[1:])},
+        use_cache=False,
+    ).last_hidden_state
+    language.set_attn_implementation("sdpa")
+    return model.lm_head(hidden[:, -questions.shape[1] * questions.shape[2] :].reshape(questions.shape)[places])
+
+
+def _packed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **_: object
+) -> tuple[Tensor, None]:
+    """Causal attention in which each question sees the prompt and video in front, and of the questions only itself.
+
+    Args:
+        query, key, value: (videos, heads, common + questions * question tokens, head_dim).
+        attention_mask: the two numbers (questions, question tokens).
+    """
+    questions, width = attention_mask.tolist()
+    videos, heads, whole, head_dim = query.shape
+    common = whole - questions * width
+    key, value = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (key, value))
+    seen = functional.scaled_dot_product_attention(
+        query[:, :, :common], key[:, :, :common], value[:, :, :common], is_causal=True, scale=scaling
+    )
+
+    def own(x: Tensor) -> Tensor:
+        return x[:, :, common:].reshape(videos, heads, questions, width, head_dim)
+
+    def with_common(x: Tensor) -> Tensor:
+        return torch.cat([x[:, :, None, :common].expand(-1, -1, questions, -1, -1), own(x)], dim=3)
+
+    scores = own(query) @ with_common(key).transpose(-1, -2) * scaling
+    ahead = torch.ones(width, width, dtype=torch.bool).triu(1)
+    scores = scores.masked_fill(functional.pad(ahead, (common, 0), value=False), float("-inf"))
+    asked = scores.softmax(dim=-1) @ with_common(value)
+    return torch.cat([seen, asked.reshape(videos, heads, -1, head_dim)], dim=2).transpose(1, 2), None
+
+
+ALL_ATTENTION_FUNCTIONS.register("packed_questions", _packed_attention)
+
+
+@dataclass
+class Progress:
+    """How far training has come.
+
+    Attributes:
+        level: index into LENGTHS of the longest videos so far.
+        seconds: training time, earlier runs included.
+    """
+
+    step: int = 0
+    level: int = 0
+    seconds: float = 0.0
+    scores: Scores = field(default_factory=lambda: Scores())
+
+
+class Scores:
+    """Running share of right answers by kind, length and form."""
+
+    def __init__(self) -> None:
+        self._share: dict[tuple[str, int, str], float] = defaultdict(float)
+        self._seen: dict[tuple[str, int, str], int] = defaultdict(int)
+        self._loss = self._hint_loss = 0.0
+
+    def add(self, lesson: Lesson, guesses: Tensor, length: int, loss: float, hint_loss: float) -> None:
+        """Count a batch; an answer is right when each of its tokens is."""
+        self._loss += 0.02 * (loss - self._loss) if self._loss else loss
+        self._hint_loss += 0.02 * (hint_loss - self._hint_loss) if self._hint_loss else hint_loss
+        due = lesson.targets != -100
+        wrong = torch.zeros(lesson.targets.shape, dtype=torch.bool)
+        wrong[due] = guesses != lesson.targets[due]
+        failed = wrong.any(dim=-1)
+        for video, asked in enumerate(lesson.asked):
+            for index, question in enumerate(asked):
+                key = (question.kind, length, "options" if question.options else "words")
+                self._seen[key] += 1
+                self._share[key] += (float(not failed[video, index]) - self._share[key]) / min(self._seen[key], _WINDOW_QUESTIONS)
+
+    def passed(self, length: int) -> bool:
+        """Whether naming colours, shapes and digits at a length goes well enough for a longer one."""
+        keys = [(kind, length, "words") for kind in ("colour", "shape", "digit")]
+        return all(self._seen[k] >= _WINDOW_QUESTIONS for k in keys) and sum(self._share[k] for k in keys) / len(keys) >= _PASS_MARK
+
+    def compares(self) -> bool:
+        """Whether "is there" and options, at 8 groups, are answered clearly better than by chance."""
+        keys = [("exists", 8, "words"), *((kind, 8, "options") for kind in RECALL)]
+        return sum(self._share[k] for k in keys) / len(keys) >= _PASS_MARK
+
+    def line(self, length: int) -> str:
+        """Loss and right answers in percent, words/options, at one length."""
+        kinds = dict.fromkeys(kind for kind, _, _ in self._share)
+        shown = (
+            f"{kind} {100 * self._share[kind, length, 'words']:.0f}/{100 * self._share[kind, length, 'options']:.0f}"
+            for kind in sorted(kinds)
+        )
+        return f"loss {self._loss:.3f} (hints {self._hint_loss:.3f}) at {length} groups: " + " ".join(shown)
+
+
+def _draw_length(rng: np.random.Generator, progress: Progress) -> int:
+    """Mostly the longest so far; but comparing (exists, options) is learnt on short videos, where a step costs little."""
+    reached = LENGTHS[: progress.level + 1]
+    if progress.level < _PRIMER_LEVELS or progress.scores.compares():
+        return reached[-1] if rng.random() < 0.6 else int(rng.choice(reached))
+    return reached[-1] if rng.random() < 0.1 else int(rng.choice(reached[1:4]))
+
+
+def _schedule(step: int, steps: int) -> float:
+    """Short warm-up, constant, then a cosine to nothing over the last 35%."""
+    decay_from = 0.65 * steps
+    if step <= decay_from:
+        return min(1.0, step / 100)
+    return 0.5 * (1 + np.cos(np.pi * (step - decay_from) / (steps - decay_from)))

@@ -1,0 +1,157 @@
+"""The tiny Qwen2.5-VL: its configuration, its processor, and a vision pass that encodes many groups at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+)
+from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+
+from pipeline.synthetic.draw import FRAME_PX
+
+PATCH_PX, MERGE, GROUP_FRAMES = 14, 2, 2
+GROUP_TOKENS = (FRAME_PX // (PATCH_PX * MERGE)) ** 2
+_GRID = FRAME_PX // PATCH_PX
+TOKENS_PER_SECOND = 2
+
+
+def build_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
+    """Qwen2.5-VL's architecture at 1.4 million parameters."""
+
+    def token(name: str) -> int:
+        return int(tokenizer.convert_tokens_to_ids(name))  # type: ignore[arg-type]
+
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "initializer_range": 0.05,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": token("<|im_end|>"),
+        "pad_token_id": token("<|endoftext|>"),
+        # The longest temporal wavelength must span a few hundred groups, and the axes that don't carry time must hardly turn at all.
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e10, "mrope_section": [4, 6, 6]},
+    }
+    vision = {
+        "depth": 3,
+        "hidden_size": 96,
+        "intermediate_size": 192,
+        "num_heads": 3,
+        "patch_size": PATCH_PX,
+        "spatial_merge_size": MERGE,
+        "temporal_patch_size": GROUP_FRAMES,
+        "window_size": PATCH_PX * MERGE,
+        "fullatt_block_indexes": [1, 2],
+        "out_hidden_size": 128,
+        "tokens_per_second": TOKENS_PER_SECOND,
+    }
+    return Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        tie_word_embeddings=True,
+        image_token_id=token("<|image_pad|>"),
+        video_token_id=token("<|video_pad|>"),
+        vision_start_token_id=token("<|vision_start|>"),
+        vision_end_token_id=token("<|vision_end|>"),
+    )
+
+
+def build_processor(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLProcessor:
+    """A processor that leaves frames of FRAME_PX x FRAME_PX as they are and brings others near that area."""
+    size = {"shortest_edge": FRAME_PX**2, "longest_edge": FRAME_PX**2}
+    sizes = {"size": size, "patch_size": PATCH_PX, "merge_size": MERGE, "temporal_patch_size": GROUP_FRAMES}
+    return Qwen2_5_VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**sizes),
+        video_processor=Qwen2VLVideoProcessor(**sizes),
+        tokenizer=tokenizer,
+        chat_template=tokenizer.chat_template,
+    )
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2_5_VLForConditionalGeneration:
+    """An untrained model, the same for the same seed."""
+    torch.manual_seed(seed)
+    return Qwen2_5_VLForConditionalGeneration(build_config(tokenizer)).float()
+
+
+def save_bundle(model: Qwen2_5_VLForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write weights (fp16 safetensors), configuration and processor files where `from_pretrained` finds them."""
+    half = Qwen2_5_VLForConditionalGeneration(model.config).half()
+    half.load_state_dict(model.state_dict())
+    half.generation_config.eos_token_id = tokenizer.eos_token_id
+    half.generation_config.pad_token_id = tokenizer.pad_token_id
+    half.save_pretrained(folder)
+    build_processor(tokenizer).save_pretrained(folder)
+
+
+def patches(frames: Tensor) -> Tensor:
+    """Normalise and cut groups as the processor does.
+
+    Args:
+        frames: (groups, GROUP_FRAMES, FRAME_PX, FRAME_PX, 3) uint8.
+
+    Returns:
+        (groups, patches a group, 3 * GROUP_FRAMES * PATCH_PX**2) float32, in the vision tower's order.
+    """
+    mean, std = torch.tensor(OPENAI_CLIP_MEAN), torch.tensor(OPENAI_CLIP_STD)
+    pixels = (frames.float() / 255 - mean) / std
+    side = _GRID // MERGE
+    cut = pixels.view(len(frames), GROUP_FRAMES, side, MERGE, PATCH_PX, side, MERGE, PATCH_PX, 3)
+    return cut.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(len(frames), _GRID**2, -1)
+
+
+def encode_groups(model: Qwen2_5_VLForConditionalGeneration, patches: Tensor) -> Tensor:
+    """The vision tower over many groups in a few batched products instead of a loop over windows.
+
+    Args:
+        patches: (groups, patches a group, values), from `patches`.
+
+    Returns:
+        (groups, GROUP_TOKENS, hidden) what `get_video_features` gives for the same groups.
+    """
+    tower: Any = model.model.visual
+    groups, count, _ = patches.shape
+    hidden = tower.patch_embed(patches.reshape(groups * count, -1)).view(groups, count, -1)
+    places = torch.arange(count)
+    window, inner = places // MERGE**2, places % MERGE**2
+    side = _GRID // MERGE
+    rows, columns = (window // side) * MERGE + inner // MERGE, (window % side) * MERGE + inner % MERGE
+    cos, sin = tower.rotary_pos_emb(hidden, torch.stack([rows, columns], dim=1))
+    for index, block in enumerate(tower.blocks):
+        span = count if index in tower.fullatt_block_indexes else MERGE**2
+        hidden = hidden + _attend(block.attn, block.norm1(hidden), cos, sin, span)
+        hidden = hidden + block.mlp(block.norm2(hidden))
+    return tower.merger(hidden.reshape(groups * count, -1)).view(groups, GROUP_TOKENS, -1)
+
+
+def _attend(attention: Any, hidden: Tensor, cos: Tensor, sin: Tensor, span: int) -> Tensor:
+    groups, count, width = hidden.shape
+    qkv = attention.qkv(hidden).view(groups, count, 3, attention.num_heads, -1)
+    query, key, value = qkv.unbind(2)
+
+    def rotate(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return x * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
+
+    def windows(x: Tensor) -> Tensor:
+        return x.reshape(groups * count // span, span, attention.num_heads, -1).transpose(1, 2)
+
+    mixed = functional.scaled_dot_product_attention(windows(rotate(query)), windows(rotate(key)), windows(value))
+    return attention.proj(mixed.transpose(1, 2).reshape(groups, count, width))

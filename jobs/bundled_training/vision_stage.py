@@ -1,0 +1,104 @@
+"""Stage one: the vision tower learns, alone, to name what a group shows, through a classifier that is thrown away afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from jobs.bundled_training.bank import COLOUR_NAMES, FIGURES, GroupBank
+from jobs.bundled_training.model import encode_groups, patches
+
+_SHIFT_PX = 3
+
+
+class ThrowAwayHead(nn.Module):
+    """Reads colour and figure, "nothing" included, from every single visual token."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden, elementwise_affine=False)
+        self.linear = nn.Linear(hidden, len(COLOUR_NAMES) + 1 + len(FIGURES) + 1)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """(groups, tokens, hidden) to logits of the colour and of the figure, (groups, tokens, classes)."""
+        logits = self.linear(self.norm(features))
+        return logits[..., : len(COLOUR_NAMES) + 1], logits[..., len(COLOUR_NAMES) + 1 :]
+
+
+def train_vision(
+    model: Qwen2_5_VLForConditionalGeneration,
+    train: GroupBank,
+    held_out: GroupBank,
+    *,
+    seed: int,
+    steps: int,
+    log: Callable[[str], None],
+    batch_groups: int = 192,
+    learning_rate: float = 2e-3,
+) -> float:
+    """Train the vision tower in place.
+
+    Returns:
+        Share of held-out groups that the tokens of each, taken together, name rightly in colour and figure.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    head = ThrowAwayHead(model.get_input_embeddings().embedding_dim)
+    parameters = [*model.model.visual.parameters(), *head.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.02)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    started, running = time.monotonic(), 0.0
+    for step in range(1, steps + 1):
+        rows = torch.randint(len(train.frames), (batch_groups,), generator=generator)
+        seen = disturbed(train.frames[rows], generator)
+        loss = _loss(head(encode_groups(model, patches(seen))), train.colour[rows], train.figure[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        running += (loss.item() - running) / min(step, 50)
+        if step % 50 == 0 or step == steps:
+            right = measure_vision(model, head, held_out) if step % 200 == 0 or step == steps else None
+            shown = "" if right is None else f" held-out groups named rightly {right:.3f}"
+            log(f"vision step {step}/{steps} loss {running:.4f} {time.monotonic() - started:.0f} s{shown}")
+    return measure_vision(model, head, held_out)
+
+
+def disturbed(frames: Tensor, generator: torch.Generator) -> Tensor:
+    """Shift each group by a few pixels and change its contrast, brightness and noise, so that a bank lasts for many rounds.
+
+    Args:
+        frames: (groups, frames, px, px, 3) uint8.
+    """
+    groups, _, side, _, _ = frames.shape
+    shift = torch.randint(-_SHIFT_PX, _SHIFT_PX + 1, (2, groups, 1), generator=generator)
+    rows, columns = (torch.arange(side) + shift).clamp(0, side - 1)
+    shifted = frames.permute(1, 0, 2, 3, 4)[:, torch.arange(groups)[:, None, None], rows[:, :, None], columns[:, None, :]].transpose(0, 1)
+    level = torch.rand(3, groups, 1, 1, 1, 1, generator=generator)
+    noise = torch.randn(shifted.shape, generator=generator) * 6 * level[2]
+    return (shifted * (0.9 + 0.2 * level[0]) + 20 * (level[1] - 0.5) + noise).clamp(0, 255)
+
+
+@torch.no_grad()
+def measure_vision(model: Qwen2_5_VLForConditionalGeneration, head: ThrowAwayHead, bank: GroupBank) -> float:
+    """Share of groups that the tokens of each, taken together, name rightly in colour and figure."""
+    right = 0
+    for start in range(0, len(bank.frames), 256):
+        rows = slice(start, start + 256)
+        colour, figure = head(encode_groups(model, patches(bank.frames[rows])))
+        guesses = (logits.log_softmax(-1).mean(dim=1).argmax(-1) for logits in (colour, figure))
+        right += int(((next(guesses) == bank.colour[rows]) & (next(guesses) == bank.figure[rows])).sum())
+    return right / len(bank.frames)
+
+
+def _loss(logits: tuple[Tensor, Tensor], colour: Tensor, figure: Tensor) -> Tensor:
+    tokens = logits[0].shape[1]
+    by_token = (colour[:, None].expand(-1, tokens), figure[:, None].expand(-1, tokens))
+    both = [functional.cross_entropy(given.flatten(0, 1), wanted.flatten()) for given, wanted in zip(logits, by_token, strict=True)]
+    return torch.stack(both).sum()
