@@ -37,5 +37,9 @@ unit: $(BIN)/installed
 oldest: $(OLDEST)/installed
 	$(OLDEST)/bin/python -m pytest -m 'equivalence and not gpu'
 
+# The long trials: 30 kills, 2,000 videos, 8 seeds of a faulty object store.
+soak: $(BIN)/installed
+	$(BIN)/python -m pytest -m slow -s tests/integration
+
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist *.egg-info demo
