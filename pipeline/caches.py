@@ -269,6 +269,8 @@ class CacheStore:
 
     def _what_is_there(self, key: CacheKey) -> str:
         """Why a key has no cache, by what lies beside its place."""
+        if not key.content:
+            return "the video isn't at its address any more, so that no cache can be matched to its content"
         names = [uri.rpartition("/")[2].removesuffix(SUFFIX) for uri in self.storage.list(join_uri(self.uri, key.folder))]
         complete = [name for name in names if not name.endswith(PARTIAL)]
         if any(name.startswith(key.settings_name) for name in complete):

@@ -75,15 +75,14 @@ class Lease:
                     break
                 first_seen, since_s = None, time.monotonic()
                 continue
-            if first_seen is None:
-                log.info("%s is held by %s; looking whether it is alive", self.output, _who(holder))
-            elif holder != first_seen or _is_alive_here(holder):
+            if _is_alive_here(holder) or (first_seen is not None and holder != first_seen):
                 raise OutputHeldError(
                     f"output={self.output} is held by {_who(holder)}; wait for it, stop it, name another output, or take over with --take-over"
                 )
+            if first_seen is None:
+                log.info("%s is held by %s; looking whether it is alive", self.output, _who(holder))
             first_seen = holder
-            if not _is_alive_here(holder):
-                time.sleep(self.beat_s / 2)
+            time.sleep(self.beat_s / 2)
         self._beating.start()
         return self
 

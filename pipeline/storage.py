@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import boto3
 from boto3.s3.transfer import TransferConfig
@@ -351,10 +351,10 @@ def _scan_local(root: Path, recursive: bool) -> Iterator[ObjectStat]:
 def _write_local(path: Path, data: bytes, if_absent: bool) -> bool:
     if if_absent and path.exists():
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{uuid.uuid4().hex}.part")
+    new = _opened_in_its_folder(part)
     try:
-        with part.open("xb") as file:
+        with new as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -368,3 +368,15 @@ def _write_local(path: Path, data: bytes, if_absent: bool) -> bool:
         return True
     finally:
         part.unlink(missing_ok=True)
+
+
+def _opened_in_its_folder(path: Path, tries: int = 50) -> BinaryIO:
+    """A new file, its folder made where needed; another process may be removing that folder as empty at this very moment."""
+    for turn in range(tries):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("xb")
+        except FileNotFoundError:
+            if turn + 1 == tries:
+                raise
+    raise AssertionError

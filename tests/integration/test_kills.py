@@ -31,10 +31,29 @@ ROOT = Path(__file__).parents[2]
 ENGINE, DECODER = "ray::MapWorker(Map(_Engine))", "ray::_read"
 
 
+HANG = """
+import sys, threading, time
+
+def patch():
+    while not hasattr(sys.modules.get("pipeline.video.frame_stream"), "FrameStream"):
+        time.sleep(0.002)
+    stream = sys.modules["pipeline.video.frame_stream"].FrameStream
+    decode = stream._decode_packet
+    stream._decode_packet = lambda self, packet: time.sleep(3600) if self._probe.path.endswith("hangs.mp4") else decode(self, packet)
+
+threading.Thread(target=patch, daemon=True).start()
+"""
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    with small_cluster() as address:
-        yield address
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cluster in whose processes decoding never returns for files with `hangs` in their name."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "sitecustomize.py").write_text(HANG)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        with small_cluster() as address:
+            yield address
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +252,24 @@ def test_a_video_that_kills_its_engine_each_time_is_quarantined_and_twenty_other
     assert not rows(output, "quarantine") and not any(row["error"] for row in answers(output).values())
     touched = [path for path, written in kept.items() if path.stat().st_mtime_ns != written]
     assert len(touched) == 1, "the twenty were left alone"
+
+
+@pytest.mark.parametrize("where", ["worker", pytest.param("actor", marks=pytest.mark.slow)])
+def test_decoding_that_hangs_is_cut_off_and_the_next_video_answered(
+    where: str, cluster: str, folders: dict[str, Path], questions: Path, tmp_path: Path
+) -> None:
+    videos, output = tmp_path / "in", tmp_path / "out"
+    videos.mkdir()
+    clip = make_video(tmp_path / "clip.mp4", frames=40, fps=10)
+    repeat_clip(videos / "hangs.mp4", clip, 3)
+    repeat_clip(videos / "plays.mp4", clip, 1)
+    began = time.monotonic()
+    options = ["--decode.stall-timeout-s", "5", "--decode.where", where]
+    assert answer.main(command_line(folders["qwen2_5_vl"], videos, questions, output, *options)) == answer.UNANSWERED
+    assert time.monotonic() - began < 120
+    assert {key[0]: row["error"] is None for key, row in answers(output).items()} == {"hangs.mp4": False, "plays.mp4": True}
+    (row,) = rows(output, "quarantine")
+    assert row["stage"] == "decode" and "gave no sign of life for 5 s and was cut off" in row["last_error"]
 
 
 def test_a_second_job_on_the_same_output_is_refused_with_who_holds_it(
