@@ -76,7 +76,7 @@ def crd_validator(kind: str) -> jsonschema.Draft202012Validator:
 
 @cache
 def _kubernetes_file(name: str) -> Any:
-    return json.loads(resources.files("kubernetes_validate").joinpath("kubernetes-json-schema", KUBERNETES, name).read_text())
+    return json.loads((resources.files("kubernetes_validate") / "kubernetes-json-schema" / KUBERNETES / name).read_text())
 
 
 @cache

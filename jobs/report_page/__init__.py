@@ -1,0 +1,1 @@
+"""What the run report is made of: its facts, its charts, its page."""
