@@ -57,6 +57,8 @@ class Attempts:
             self.storage.delete(self._uri(name, attempt))
         if split_s3(self.folder) is None:
             tries = local_path(join_uri(self.folder, name))
+            for unfinished in tries.glob("*.part"):  # of a process killed while it wrote
+                unfinished.unlink(missing_ok=True)
             with suppress(OSError):  # not empty: other videos are under way
                 for folder in (tries, tries.parent, local_path(self.folder)):
                     folder.rmdir()
