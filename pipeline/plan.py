@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from transformers import AutoConfig
 
-from engine.errors import ReelkeepError
+from engine.errors import InputError
 from engine.geometry import FrameGeometry
 from engine.memory import kv_bytes, peak_kv_bytes
-from engine.models import choose_device, model_path
+from engine.models import choose_dtype, model_path
 from pipeline.config import JobConfig
 from pipeline.storage import local_path, split_s3
+from pipeline.stream import one_line
 from pipeline.task import VideoTask
+from pipeline.video import pulse
 from pipeline.video.source import open_media
 
 
@@ -33,24 +36,32 @@ class VideoPlan:
 
 
 def plan_video(task: VideoTask, geometry: FrameGeometry, config: JobConfig) -> VideoPlan:
-    """Look at a file that is on this machine; an object isn't fetched just for a look."""
-    try:
+    """Look at a file that is on this machine; an object isn't fetched just for a look. Never raises, and doesn't hang on a file that does."""
+    timeout_s = config.decode.stall_timeout_s
+
+    def look() -> Iterator[VideoPlan]:
         if split_s3(task.uri) is not None:
-            return VideoPlan(task.video_id)
+            yield VideoPlan(task.video_id)
+            return
         source = open_media(local_path(task.uri), geometry, config.decode)
-        return VideoPlan(task.video_id, source.probe.duration_s, source.predicted_tokens())
-    except ReelkeepError as error:
-        return VideoPlan(task.video_id, problem=str(error))
+        yield VideoPlan(task.video_id, source.probe.duration_s, source.predicted_tokens())
+
+    def stalled() -> InputError:
+        return InputError(f"{task.uri}: opening it took more than decode.stall_timeout_s={timeout_s:g} without a sign of life")
+
+    try:
+        return next(pulse.watched(look(), timeout_s, stalled))
+    except Exception as error:  # whatever it is, it will be met again, and told, when the video's turn comes
+        return VideoPlan(task.video_id, problem=one_line(error))
 
 
 def predicted_kv_bytes(config: JobConfig, tokens: int) -> tuple[int, int]:
-    """Bytes of keys and values for a video of so many tokens: the most held at once, and what a full cache would hold. Loads no weights."""
-    device = choose_device(config.engine.device)
-    dtype = (
-        getattr(torch, config.engine.dtype)
-        if config.engine.dtype != "auto"
-        else (torch.float32 if device.type == "cpu" else torch.bfloat16)
-    )
+    """Bytes of keys and values for a video of so many tokens: the most held at once, and what a full cache would hold. Loads no
+    weights, and asks no more of a GPU than whether there is one: the machine that plans need not have any."""
+    device = config.engine.device
+    if device == "auto":
+        device = "cuda" if config.pool.num_gpus or torch.cuda.is_available() else "cpu"
+    dtype = choose_dtype(config.engine.dtype, device)
     model = AutoConfig.from_pretrained(model_path(config.engine), revision=config.engine.revision)
     full = kv_bytes(model, tokens, dtype)
     return min(peak_kv_bytes(model, config.engine.budget_tokens, config.engine.block_tokens, dtype), full), full

@@ -16,6 +16,7 @@ from pipeline.storage import Storage
 from pipeline.task import VideoTask
 from pipeline.video import pulse
 from pipeline.video.probe import VideoProbe
+from pipeline.video.sampling import window_s
 from pipeline.video.source import open_media
 
 log = logging.getLogger("reelkeep.stream")
@@ -51,7 +52,7 @@ def stage(name: str, video_id: str, lost: Callable[[Exception], Lost] = lambda e
         raise
     except Exception as error:
         if not isinstance(error, ReelkeepError):
-            log.exception("video_id=%s stage=%s unforeseen error", video_id, name)
+            log.exception("unforeseen error", extra={"video_id": video_id, "stage": name})
         raise StageError(name, one_line(error), lost(error), getattr(error, "worth_retrying", False)) from error
 
 
@@ -119,7 +120,8 @@ def _decoded(path: str, task: VideoTask, geometry: FrameGeometry, config: JobCon
         with stage("probe", task.video_id):
             source = open_media(path, geometry, config.decode)
             groups, spacing_s = source.predicted_groups(), source.seconds_per_group
-            span_s = source.probe.duration_s if spacing_s is None else groups * spacing_s
+            first_s, end_s = window_s(source.probe, config.decode)
+            span_s = max(0.0, min(end_s, source.probe.end_s) - first_s) if spacing_s is None else groups * spacing_s
             head = StreamHead(source.probe, groups, source.frame_size_px, span_s)
         yield head
         with stage("decode", task.video_id):
