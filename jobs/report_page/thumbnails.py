@@ -35,7 +35,7 @@ def thumbnails(videos: Iterable[tuple[str, str]], storage: Storage, threads: int
         try:
             return video[0], _picture(video[1], storage)
         except ReelkeepError as error:
-            log.warning("video_id=%s no thumbnail: %s", video[0], error)
+            log.warning("no thumbnail: %s", error, extra={"video_id": video[0]})
             return video[0], None
 
     with ThreadPoolExecutor(threads) as pool:
