@@ -40,14 +40,18 @@ class Progress:
         self.video_s = 0.0
         self._done_weight = 0.0
         self._under_way: dict[str, tuple[float, int]] = {}
+        self._finished: set[str] = set()
         self._left = dict(self.weights)
 
     def seen(self, video_id: str, video_s: float, tokens: int) -> None:
-        """Note how far a video that is being read has come: seconds of it, and tokens."""
+        """Note how far a video that is being read has come: seconds of it, and tokens. One that has finished is counted already."""
         self._under_way[video_id] = (video_s, tokens)
+        if video_id in self._finished:  # asked last, since `finish` may run in another thread at this moment
+            self._under_way.pop(video_id, None)
 
     def finish(self, video_id: str, *, video_s: float, tokens: int, failed: bool) -> None:
         """Note the end of one video."""
+        self._finished.add(video_id)
         self._under_way.pop(video_id, None)
         self._done_weight += self._left.pop(video_id, 1.0)
         self.done += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 
 import pytest
@@ -14,7 +13,6 @@ from jobs import cli
 from jobs.answer import bytes_text, plain
 from pipeline.config import JobConfig, LogConfig
 from pipeline.dispatch import find_room
-from pipeline.logs import JsonFormatter
 from pipeline.progress import Progress, ProgressLine
 
 
@@ -35,6 +33,16 @@ def test_the_line_counts_videos_hours_tokens_failures_and_time_left() -> None:
     assert progress.line() == "2/4 videos · 1 from before · 1.50 h of video · 750 tokens/s · 0 failed · 0:00:50 left"
     progress.finish("b", video_s=3600, tokens=5000, failed=True)
     assert "3/4 videos" in progress.line() and "2.00 h" in progress.line() and "1 failed" in progress.line()
+
+
+def test_a_message_that_comes_after_the_end_is_not_counted_again() -> None:
+    clock = Clock()
+    progress = Progress(2, clock=clock)
+    clock.now += 10
+    progress.seen("a", 1800, 2500)
+    progress.finish("a", video_s=3600, tokens=5000, failed=False)
+    progress.seen("a", 3600, 5000)
+    assert "1.00 h of video · 500 tokens/s" in progress.line()
 
 
 def test_a_terminal_gets_one_live_line_and_a_log_gets_lines() -> None:
@@ -60,14 +68,6 @@ def test_a_terminal_gets_one_live_line_and_a_log_gets_lines() -> None:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-
-
-def test_json_log_lines_carry_the_video() -> None:
-    record = logging.LogRecord(
-        "reelkeep.worker", logging.INFO, "", 0, "video_id=%s attempt=%d started", ("cam 7".replace(" ", "_"), 2), None
-    )
-    line = json.loads(JsonFormatter().format(record))
-    assert line["video_id"] == "cam_7" and line["attempt"] == "2" and line["level"] == "info"
 
 
 def config(**pool: object) -> JobConfig:
