@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from contextlib import suppress
 
@@ -36,8 +37,8 @@ class Attempts:
         held_against = sum(count if start == self.start_id else count - 1 for start, count in starts.items())
         last_error = self.storage.read_bytes(self._uri(name, before[-1])).decode() if before else ""
         number = int(before[-1].split("-")[1]) + 1 if before else 0
-        while not self.storage.write_bytes(self._uri(name, f"{self.start_id}-{number:04d}"), b"", if_absent=True):
-            number += 1
+        # A name that nobody else writes, so that a write whose answer got lost can be repeated without counting twice.
+        self.storage.write_bytes(self._uri(name, f"{self.start_id}-{number:04d}-{secrets.token_hex(4)}"), b"")
         return held_against + 1, last_error
 
     def failed(self, name: str, error: str) -> None:

@@ -115,7 +115,8 @@ class VideoWorker:
             if attempt > self.config.pool.max_attempts:
                 result = _given_up(task, name, attempt - 1, last_error)
                 break
-            log.info("video_id=%s attempt=%d started", task.video_id, attempt)
+            about = {"video_id": task.video_id, "attempt": attempt}
+            log.info("started", extra=about)
             try:
                 result = self.watch(task, attempt)
                 if attempt > 1:
@@ -123,14 +124,14 @@ class VideoWorker:
             except StageError as error:
                 self.attempts.failed(name, str(error))
                 if error.lost == "worker":
-                    log.error("video_id=%s attempt=%d %s; this process ends", task.video_id, attempt, error)
+                    log.error("%s; this process ends", error, extra=about)
                     raise WorkerLost(str(error)) from error
-                log.warning("video_id=%s attempt=%d %s; trying again", task.video_id, attempt, error)
+                log.warning("%s; trying again", error, extra=about)
         if self.store is not None:
             self.store.commit(result)
         self.attempts.clear(name)
         self.retention.forget_progress(task)
-        log.log(logging.WARNING if result.error else logging.INFO, "video_id=%s %s", task.video_id, result.error or "done")
+        log.log(logging.WARNING if result.error else logging.INFO, "%s", result.error or "done", extra={"video_id": task.video_id})
         return result
 
     def watch(self, task: VideoTask, attempt: int = 1) -> VideoResult:
@@ -167,7 +168,7 @@ class VideoWorker:
             error=failed,
             stage=failures[0].stage if failed else None,
             last_error=failures[0].reason if failed else None,
-            retry=failed is not None and failures[0].retry,
+            retry=any(failure.retry for failure in failures),
         )
 
     def _pass(self, task: VideoTask, asked: list[Question], seen: Seen) -> list[Answer]:
@@ -184,9 +185,11 @@ class VideoWorker:
             seen.warnings += [*facts.pop("warnings"), *self._unwatched(compressed)]
             seen.facts |= facts
         seen.traces.append(compressed.trace)
-        seen.warnings += compressed.trace.warnings
-        with stage("answer", task.video_id, lost_by):
-            answers = self.engine.answer(compressed, asked)
+        try:
+            with stage("answer", task.video_id, lost_by):
+                answers = self.engine.answer(compressed, asked)
+        finally:
+            seen.warnings += compressed.trace.warnings  # answering may add to them
         seen.warnings += [
             f"question {a.question_id}: the answer was cut off at {a.answer_tokens} tokens" for a in answers if a.finish_reason == "length"
         ]
@@ -256,11 +259,9 @@ class VideoWorker:
         if not traces:
             return row
         first = traces[0]
-        counts = {
-            name: getattr(first, name)
-            for name in ("frames", "groups", "visual_tokens", "total_tokens", "kv_predicted_bytes", "kv_full_bytes")
-        }
-        peaks = {name: max(getattr(t, name) for t in traces) for name in ("kv_peak_bytes", "device_peak_bytes", "process_peak_bytes")}
+        counts = {name: getattr(first, name) for name in ("frames", "groups", "visual_tokens", "total_tokens", "kv_full_bytes")}
+        largest = ("kv_peak_bytes", "kv_predicted_bytes", "device_peak_bytes", "process_peak_bytes")
+        peaks = {name: max(getattr(t, name) for t in traces) for name in largest}
         sums = {name: sum(getattr(t, name) for t in traces) for name in ("vision_s", "prefill_s", "evict_s")}
         return row | counts | peaks | sums | {"blocks": len(first.blocks), "decode_wait_s": sum(t.input_wait_s for t in traces)}
 

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from engine.compressed import CompressedVideo
 from engine.engine import Engine
 from engine.errors import OutOfMemoryError
+from engine.types import Question
 from pipeline.attempts import Attempts
 from pipeline.config import JobConfig
+from pipeline.results import ResultStore, fingerprint
 from pipeline.storage import Storage
 from pipeline.stream import Message, StageError, read_video
 from pipeline.task import ManifestQuestion, VideoTask
@@ -127,6 +130,55 @@ def test_a_query_aware_policy_reads_once_per_question_and_says_so(model: str, tm
     assert len([w for w in result.warnings if "repeating" in w]) <= 1
 
 
+class Noting:
+    """A real engine whose answers come with a note, and whose second reading took more than the first."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.geometry, self.query_aware, self.check_length = engine.geometry, engine.query_aware, engine.check_length
+        self.readings = 0
+
+    def prefill(self, *arguments: object, **options: object) -> object:
+        compressed = self.engine.prefill(*arguments, **options)  # type: ignore[arg-type]
+        compressed.trace.kv_predicted_bytes += 1000 * self.readings
+        self.readings += 1
+        return compressed
+
+    def answer(self, compressed: CompressedVideo, asked: list[Question]) -> object:
+        compressed.trace.warnings.append("2 questions answered in batches of 1: out of memory")
+        return self.engine.answer(compressed, asked)
+
+
+def test_what_answering_notes_lands_in_the_result_and_the_bound_is_that_of_the_largest_pass(
+    model: str, tmp_path: Path, video: Path
+) -> None:
+    config = make_config(model, tmp_path, policy="snapkv")
+    noting = Noting(Engine.load(config.engine))
+    result = VideoWorker(config, engine=noting).watch(task(video))  # type: ignore[arg-type]
+    assert result.error is None and noting.readings == 2
+    assert "2 questions answered in batches of 1: out of memory" in result.warnings
+    alone = VideoWorker(config, engine=noting.engine).watch(task(video))
+    assert result.memory["kv_predicted_bytes"] == alone.memory["kv_predicted_bytes"] + 1000
+
+
+def test_a_question_that_storage_kept_from_its_pass_is_tried_again(model: str, tmp_path: Path, video: Path) -> None:
+    config = make_config(model, tmp_path, policy="snapkv")
+    reads: list[int] = []
+
+    def read(*arguments: object) -> Iterator[Message]:
+        reads.append(1)
+        if len(reads) == 2:
+            raise StageError("fetch", "s3://b/a.mp4: the server asked to slow down", retry=True)
+        return read_video(*arguments)  # type: ignore[arg-type]
+
+    storage = Storage()
+    store = ResultStore(config.output, storage, "run1")
+    result = VideoWorker(config, read=read, store=store)(task(video))
+    assert result.error is None and [answer["error"] is None for answer in result.answers] == [True, False]
+    name = fingerprint(config, task(video))
+    assert store.done({"clip": name}) == set() and storage.exists(f"{config.output}/failed/{name}.json")
+
+
 class Failing:
     """A real engine whose prefill fails in a chosen way."""
 
@@ -196,6 +248,19 @@ def test_tries_left_by_a_start_that_ended_are_not_held_against_a_video(tmp_path:
     assert second.begin("run/other") == (1, "")
     second.clear("run/video")
     assert Attempts(storage, str(tmp_path), "cccc").begin("run/video") == (1, "")
+
+
+def test_a_write_whose_answer_got_lost_counts_as_one_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Storage.write_bytes
+
+    def repeated(self: Storage, uri: str, data: bytes, *, if_absent: bool = False) -> bool:
+        write(self, uri, data, if_absent=if_absent)
+        return write(self, uri, data, if_absent=if_absent)
+
+    monkeypatch.setattr(Storage, "write_bytes", repeated)
+    attempts = Attempts(Storage(), str(tmp_path), "aaaa")
+    assert [attempts.begin("run/video")[0] for _ in range(3)] == [1, 2, 3]
+    assert len(Storage().list(str(tmp_path))) == 3
 
 
 def test_tries_are_recorded_in_storage_before_the_work(config: JobConfig, engine: Engine, video: Path, tmp_path: Path) -> None:
