@@ -26,7 +26,15 @@ from botocore.config import Config
 from pipeline.address import join_uri, local_path, split_s3
 from pipeline.config import StorageConfig
 from pipeline.spool import Spool
-from pipeline.storage_errors import MissingObjectError, StorageError, StorageUnreachableError, http_status, translated
+from pipeline.storage_errors import (
+    AccessDeniedError,
+    MissingBucketError,
+    MissingObjectError,
+    StorageError,
+    StorageUnreachableError,
+    http_status,
+    translated,
+)
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -120,7 +128,11 @@ class Storage:
             if len(members) <= _LIST_ABOVE:
                 single += members
                 continue
-            listed = {entry.uri: entry for entry in self.scan(folder, recursive=False)}
+            try:
+                listed = {entry.uri: entry for entry in self.scan(folder, recursive=False)}
+            except (AccessDeniedError, MissingBucketError):
+                single += members  # who may not list a bucket may still read from it; and one bucket's trouble isn't the others'
+                continue
             found |= {uri: listed.get(uri, MissingObjectError(f"{uri}: no such object; check the spelling")) for uri in members}
         with ThreadPoolExecutor(_REQUEST_THREADS) as threads:
             found |= zip(single, threads.map(self._stat_or_error, single), strict=True)

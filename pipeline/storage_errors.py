@@ -40,6 +40,10 @@ class StorageSetupError(StorageError):
     worth_retrying = True
 
 
+class MissingBucketError(StorageSetupError):
+    """There is no such bucket."""
+
+
 class StorageUnreachableError(StorageError):
     """The server failed or didn't answer, after every try."""
 
@@ -53,14 +57,15 @@ class SpoolSpaceError(StorageError):
 
 
 _USUAL_PLACES = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the machine's role"
+_RIGHTS = "access denied; the credentials in use need s3:ListBucket, s3:GetObject, s3:PutObject and s3:DeleteObject here"
 
 _BY_CODE: dict[str, tuple[type[StorageError], str]] = {
     "404": (MissingObjectError, "no such object, or no such bucket; check the spelling"),
     "NoSuchKey": (MissingObjectError, "no such object; check the spelling"),
-    "NoSuchBucket": (StorageSetupError, "no such bucket; create it, or check its name and storage.endpoint_url"),
+    "NoSuchBucket": (MissingBucketError, "no such bucket; create it, or check its name and storage.endpoint_url"),
     "InvalidBucketName": (StorageSetupError, "not a valid bucket name"),
-    "403": (AccessDeniedError, "access denied; the credentials in use need s3:GetObject and s3:ListBucket here"),
-    "AccessDenied": (AccessDeniedError, "access denied; the credentials in use need s3:GetObject, s3:PutObject and s3:ListBucket here"),
+    "403": (AccessDeniedError, _RIGHTS),
+    "AccessDenied": (AccessDeniedError, _RIGHTS),
     "ExpiredToken": (StorageSetupError, "the session's credentials have expired; sign in again"),
     "ExpiredTokenException": (StorageSetupError, "the session's credentials have expired; sign in again"),
     "InvalidToken": (StorageSetupError, "the session token isn't valid; sign in again"),

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import threading
+from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from pipeline.spool import Spool
 from pipeline.storage import Storage, join_uri, local_path, split_s3
 from pipeline.storage_errors import (
     AccessDeniedError,
+    MissingBucketError,
     MissingObjectError,
     SpoolSpaceError,
     StorageError,
@@ -126,6 +128,38 @@ def test_stat_many_keeps_each_files_error(storage: Storage, tmp_path: Path) -> N
     assert "folder" in str(found[str(tmp_path)])
 
 
+class OneBucketWithoutListing:
+    """An S3 client for which `closed` can't be listed, `gone` isn't there, and everything else works."""
+
+    def get_paginator(self, _: str) -> OneBucketWithoutListing:
+        return self
+
+    def paginate(self, Bucket: str, **_: object) -> list[dict[str, object]]:
+        raise client_error("AccessDenied" if Bucket == "closed" else "NoSuchBucket", 403 if Bucket == "closed" else 404)
+
+    def head_object(self, Bucket: str, Key: str) -> dict[str, object]:
+        if Bucket == "gone" or Key.endswith("/7"):
+            raise client_error("404", 404)
+        return {"ContentLength": 5, "ETag": "'x'", "LastModified": datetime.now(timezone.utc)}
+
+
+def test_a_folder_that_cannot_be_listed_is_asked_object_by_object(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_s3", lambda: OneBucketWithoutListing())
+    found = storage.stat_many(f"s3://{bucket}/in/{number}" for bucket in ("closed", "gone") for number in range(201))
+    assert len(found) == 402
+    assert all(isinstance(found[f"s3://gone/in/{number}"], MissingObjectError) for number in range(201))
+    assert [uri for uri, value in found.items() if uri.startswith("s3://closed") and isinstance(value, StorageError)] == [
+        "s3://closed/in/7"
+    ]
+
+
+def test_the_remedy_for_a_denied_request_names_every_right_a_job_needs() -> None:
+    for code in ("AccessDenied", "403"):
+        with pytest.raises(AccessDeniedError) as caught, translated("s3://b/k"):
+            raise client_error(code, 403)
+        assert all(right in str(caught.value) for right in ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"))
+
+
 def test_a_local_file_is_spooled_in_place(storage: Storage, tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(b"1234")
     with storage.spool(str(tmp_path / "a.mp4")) as path:
@@ -209,7 +243,7 @@ def client_error(code: str, status: int = 400, message: str = "words of the serv
     [
         (client_error("NoSuchKey", 404), MissingObjectError, "no such object"),
         (client_error("404", 404), MissingObjectError, "no such object"),
-        (client_error("NoSuchBucket", 404), StorageSetupError, "no such bucket"),
+        (client_error("NoSuchBucket", 404), MissingBucketError, "no such bucket"),
         (client_error("AccessDenied", 403), AccessDeniedError, "access denied"),
         (client_error("ExpiredToken"), StorageSetupError, "expired; sign in again"),
         (client_error("InvalidAccessKeyId", 403), StorageSetupError, "access key"),
