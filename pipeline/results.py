@@ -8,16 +8,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any
 
+from engine.config import EngineConfig
 from engine.models import checkpoint_digest
 from pipeline.config import JobConfig
 from pipeline.manifest import VideoTask
+from pipeline.outcome import Counts, Outcome
 from pipeline.provenance import source_commit, versions
 from pipeline.schemas import ANSWERS, MEMORY, QUARANTINE, TABLES, TRACE, columns_table
 from pipeline.storage import Storage, join_uri, local_path, split_s3
 from pipeline.storage_errors import MissingObjectError, StorageError, StorageSetupError
 from pipeline.tables import NEVER_RUN, TableWriter, check_rows, table_rows
+from pipeline.video.config import DecodeConfig
 
 __all__ = ["ANSWERS", "MEMORY", "QUARANTINE", "TABLES", "TRACE", "Counts", "ResultStore", "VideoResult", "columns_table", "fingerprint"]
 
@@ -69,41 +73,31 @@ def fingerprint(config: JobConfig, task: VideoTask) -> str:
         "content": task.content_tag,
         "questions": [[q.question_id, q.question, list(q.options)] for q in task.questions],
     }
-    return f"{digest(answer_settings(config))[:16]}/{digest(video)[:32]}"
+    return f"{_settings_digest(config.engine.model_dump_json(), config.decode.model_dump_json())[:16]}/{digest(video)[:32]}"
 
 
 def answer_settings(config: JobConfig) -> dict[str, Any]:
     """Everything in a job's settings that changes answers."""
+    return _answer_settings(config.engine, config.decode)
+
+
+def _answer_settings(engine: EngineConfig, decode: DecodeConfig) -> dict[str, Any]:
     return {
-        "engine": config.engine.model_dump(mode="json", exclude=_ENGINE_SPEED),
-        "decode": config.decode.model_dump(mode="json", exclude=DECODE_SPEED),
-        "weights": checkpoint_digest(config.engine.model),
+        "engine": engine.model_dump(mode="json", exclude=_ENGINE_SPEED),
+        "decode": decode.model_dump(mode="json", exclude=DECODE_SPEED),
+        "weights": checkpoint_digest(engine.model),
     }
+
+
+@lru_cache
+def _settings_digest(engine_json: str, decode_json: str) -> str:
+    """A job asks this several times a video, of the same settings."""
+    return digest(_answer_settings(EngineConfig.model_validate_json(engine_json), DecodeConfig.model_validate_json(decode_json)))
 
 
 def digest(value: Any) -> str:
     """SHA-256 of a plain value, in hex."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-@dataclass
-class Counts:
-    """How a run came out.
-
-    Attributes:
-        videos, questions: what the manifest asked for.
-        videos_failed: watched in vain, or given up: the quarantine table lists them.
-        videos_not_run: their turn never came.
-        questions_failed: questions without an answer, for whatever reason.
-    """
-
-    videos: int = 0
-    videos_answered: int = 0
-    videos_failed: int = 0
-    videos_not_run: int = 0
-    questions: int = 0
-    questions_answered: int = 0
-    questions_failed: int = 0
 
 
 class ResultStore:
@@ -189,7 +183,7 @@ class ResultStore:
         """Record the settings that the tables will be made of."""
         self.storage.write_bytes(self._uri("settings.json"), json.dumps(answer_settings(config), indent=2).encode())
 
-    def compact(self, config: JobConfig, tasks: Sequence[VideoTask], started_at: datetime, *, complete: bool = True) -> Counts:
+    def compact(self, config: JobConfig, tasks: Sequence[VideoTask], started_at: datetime, *, complete: bool = True) -> Outcome:
         """Make the tables of everything that is committed, in the manifest's order; then `run.json`; then `_SUCCESS`.
 
         Every question of every task gets exactly one row; one without an answer says why. Tables of earlier runs are replaced.
@@ -200,10 +194,13 @@ class ResultStore:
             started_at: when the run began, with time zone.
             complete: False when the run was stopped early; `_SUCCESS` isn't written then, nor when a video has no result.
 
+        Returns:
+            What to tell about them, so that they needn't be read.
+
         Raises:
             StorageError: results can't be read or tables not written.
         """
-        counts = Counts()
+        outcome = Outcome()
         settings = {name: getattr(config.engine, name) for name in ("model", "policy", "budget_tokens")}
         names = ["answers", "memory", "quarantine", *(["trace"] if config.trace else [])]
         writers = {name: TableWriter(TABLES[name], self._uri(name), self.run_id, self.storage) for name in names}
@@ -211,17 +208,17 @@ class ResultStore:
             rows = table_rows(task, result, settings | {"run_id": run_id})
             for name, writer in writers.items():
                 writer.add(rows[name])
-            _count(counts, result, rows["answers"])
+            outcome.add(result.error, rows)
         written = {uri for writer in writers.values() for uri in writer.close()}
         for name in TABLES:
             for uri in self.storage.list(self._uri(name)):
                 if uri not in written:
                     self.storage.delete(uri)
-        complete = complete and not counts.videos_not_run
-        self._write_run(config, counts, started_at, complete)
+        complete = complete and not outcome.counts.videos_not_run
+        self._write_run(config, outcome.counts, started_at, complete)
         if complete:
             self.storage.write_bytes(self._uri("_SUCCESS"), b"")
-        return counts
+        return outcome
 
     def _results(self, config: JobConfig, tasks: Sequence[VideoTask]) -> Iterator[tuple[VideoTask, VideoResult, str]]:
         names = [fingerprint(config, task) for task in tasks]
@@ -271,17 +268,6 @@ class ResultStore:
 
     def _uri(self, *parts: str) -> str:
         return join_uri(self.output, *parts)
-
-
-def _count(counts: Counts, result: VideoResult, answers: list[dict[str, Any]]) -> None:
-    failed = sum(row["error"] is not None for row in answers)
-    counts.videos += 1
-    counts.videos_not_run += result.error == NEVER_RUN
-    counts.videos_failed += result.error not in (None, NEVER_RUN)
-    counts.videos_answered += result.error is None
-    counts.questions += len(answers)
-    counts.questions_failed += failed
-    counts.questions_answered += len(answers) - failed
 
 
 def _plain(value: Any) -> Any:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
-
-import pyarrow.dataset as pads
 
 from engine.errors import ConfigError, ReelkeepError
 from engine.geometry import FrameGeometry
@@ -18,12 +17,13 @@ from engine.models import load_geometry
 from pipeline.caches import CacheStore
 from pipeline.config import JobConfig
 from pipeline.lease import Lease
-from pipeline.manifest import Manifest, read_manifest
-from pipeline.results import Counts, ResultStore, answer_settings, fingerprint
-from pipeline.storage import Storage, join_uri
+from pipeline.manifest import PROBLEMS_SHOWN, Manifest, read_manifest
+from pipeline.outcome import Outcome
+from pipeline.results import ResultStore, answer_settings, fingerprint
+from pipeline.storage import Storage
 from pipeline.task import VideoTask
 
-ANSWERS_SHOWN = 20
+log = logging.getLogger("reelkeep.run")
 
 
 class JobFailedError(ReelkeepError):
@@ -34,32 +34,21 @@ class StoppedError(ReelkeepError):
     """Someone stopped the job; what is done is kept."""
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """How a job came out.
+@dataclass
+class RunSummary(Outcome):
+    """One start of a job and what its tables hold.
 
     Attributes:
         run_id: of this start.
         output: where the tables are.
-        counts: videos and questions, those of earlier starts included.
         videos_done_before: videos that were done when this start began.
         seconds: from reading the manifest to the last table.
-        answers: the first rows of the answers table.
-        kv_peak_bytes, kv_full_bytes: of the video with the largest full cache: most held at once, and what a full cache would have held.
-        warnings: warnings in the memory table, all videos together.
-        set_aside: the first videos without answers, and why.
     """
 
-    run_id: str
-    output: str
-    counts: Counts
-    videos_done_before: int
-    seconds: float
-    answers: list[dict[str, Any]] = field(default_factory=list)
-    kv_peak_bytes: int = 0
-    kv_full_bytes: int = 0
-    warnings: int = 0
-    set_aside: list[tuple[str, str]] = field(default_factory=list)
+    run_id: str = ""
+    output: str = ""
+    videos_done_before: int = 0
+    seconds: float = 0.0
 
 
 class Run:
@@ -116,6 +105,7 @@ class Run:
             StorageError: the output can't be written.
         """
         with self.lease:
+            tell_problems(self.manifest)
             self.store.start()
             self.store.note_settings(self.config)
             self.pending = self._pending()
@@ -150,29 +140,26 @@ class Run:
         """
         try:
             CacheStore.of(self.config, self.storage).expire_if_limited()
-            counts = self.store.compact(self.config, self.manifest.tasks, self.started_at, complete=complete)
-            answers = self._table("answers").head(ANSWERS_SHOWN).to_pylist()
-            memory = self._table("memory").to_table(columns=["kv_peak_bytes", "kv_full_bytes", "warnings"]).to_pylist()
-            set_aside = self._table("quarantine").head(ANSWERS_SHOWN, columns=["video_id", "error"]).to_pylist()
+            outcome = self.store.compact(self.config, self.manifest.tasks, self.started_at, complete=complete)
         except ReelkeepError as error:
             raise JobFailedError(f"{error}; what is done is kept, run the same command again to go on") from error
-        largest = max(memory, key=lambda row: row["kv_full_bytes"] or 0)
         return RunSummary(
+            **vars(outcome),
             run_id=self.run_id,
             output=self.config.output,
-            counts=counts,
             videos_done_before=self.total_videos - len(self.pending),
             seconds=(datetime.now(timezone.utc) - self.started_at).total_seconds(),
-            answers=answers,
-            kv_peak_bytes=largest["kv_peak_bytes"] or 0,
-            kv_full_bytes=largest["kv_full_bytes"] or 0,
-            warnings=sum(len(row["warnings"] or ()) for row in memory),
-            set_aside=[(row["video_id"], row["error"]) for row in set_aside],
         )
 
-    def _table(self, name: str) -> pads.Dataset:
-        filesystem, path = self.storage.pyarrow_filesystem(join_uri(self.store.output, name))
-        return pads.dataset(path, filesystem=filesystem, format="parquet")
+
+def tell_problems(manifest: Manifest) -> None:
+    """Log what was found out about a manifest before any work: its notes, and the videos that can't be read."""
+    for note in manifest.notes:
+        log.warning("%s", note)
+    for video_id, _, reason in manifest.missing[:PROBLEMS_SHOWN]:
+        log.warning("can't be read: %s", reason, extra={"video_id": video_id})
+    if manifest.missing:
+        log.warning("%d of %d videos can't be read; their questions get an error", len(manifest.missing), len(manifest.tasks))
 
 
 def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:

@@ -277,7 +277,7 @@ def test_results_live_in_a_bucket(s3_server: S3Server, storage: Storage, bucket:
     assert not store.commit(VideoResult("0", names["0"], error="again"))
     assert store.commit(VideoResult("1", names["1"], error="no picture"))
     assert store.done(names) == {"0", "1"}
-    counts = store.compact(config, tasks[:2], datetime.now(timezone.utc))
+    counts = store.compact(config, tasks[:2], datetime.now(timezone.utc)).counts
     assert (counts.videos_answered, counts.videos_failed) == (1, 1)
     assert storage.exists(f"{bucket}/out/_SUCCESS")
     table = pa.concat_tables(pq.read_table(io.BytesIO(storage.read_bytes(uri))) for uri in storage.list(f"{bucket}/out/answers"))

@@ -87,7 +87,7 @@ def test_done_takes_over_from_earlier_runs_but_not_what_may_be_mended(config: Jo
     assert later.done(names) == {"ok", "broken"}
     assert later.commit(VideoResult("out-of-reach", names["out-of-reach"], answers=[answer()]))
     assert later.done(names) == {"ok", "broken", "out-of-reach"}
-    counts = later.compact(config, tasks[:3], STARTED)
+    counts = later.compact(config, tasks[:3], STARTED).counts
     assert (counts.videos_answered, counts.videos_failed, counts.videos_not_run) == (2, 1, 0)
     frame = pd.read_parquet(f"{config.output}/answers").set_index("video_id")
     assert frame.run_id.to_dict() == {"ok": "run1", "broken": "run1", "out-of-reach": "run2"}
@@ -136,7 +136,7 @@ def test_every_question_has_exactly_one_row(config: JobConfig, store: ResultStor
     )
     store.commit(VideoResult("broken", fingerprint(config, tasks[2]), memory={"attempts": 3}, error="no picture"))
     store.commit(VideoResult("odd", fingerprint(config, tasks[4]), answers=[answer(7)]))
-    counts = store.compact(config, tasks, STARTED)
+    counts = store.compact(config, tasks, STARTED).counts
     frame = pd.read_parquet(f"{config.output}/answers")
     assert list(zip(frame.video_id, frame.question_id, strict=True)) == [(t.video_id, q.question_id) for t in tasks for q in t.questions]
     answered = frame.error.isna()
@@ -158,6 +158,33 @@ def test_every_question_has_exactly_one_row(config: JobConfig, store: ResultStor
     }
     quarantine = pd.read_parquet(f"{config.output}/quarantine")
     assert quarantine[["video_id", "attempts", "error", "questions"]].values.tolist() == [["broken", 3, "no picture", 2]]
+
+
+def test_what_is_told_at_the_end_is_known_without_reading_the_tables(config: JobConfig, store: ResultStore) -> None:
+    tasks = [task(f"v{number:02d}", "a?", "b?") for number in range(30)]
+    for number, t in enumerate(tasks):
+        name = fingerprint(config, t)
+        if number % 10 == 9:
+            store.commit(VideoResult(t.video_id, name, error="no picture"))
+            continue
+        memory = {"kv_peak_bytes": 10 + number, "kv_full_bytes": 1000 - number if number else 5}
+        store.commit(VideoResult(t.video_id, name, [answer(0), answer(1)], memory, warnings=["rotated"]))
+    outcome = store.compact(config, tasks, STARTED)
+    told = pd.read_parquet(f"{config.output}/answers").head(20)
+    assert [(row["video_id"], row["question_id"]) for row in outcome.answers] == list(zip(told.video_id, told.question_id, strict=True))
+    assert (outcome.kv_peak_bytes, outcome.kv_full_bytes, outcome.warnings) == (11, 999, 27)
+    assert outcome.set_aside == [(f"v{number}", "no picture") for number in ("09", "19", "29")]
+    assert (outcome.counts.videos_answered, outcome.counts.videos_failed) == (27, 3)
+
+
+def test_the_settings_digest_is_made_once_a_job(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(results, "checkpoint_digest", lambda model: asked.append(model) or "0" * 16)
+    fresh = config.model_copy(update={"engine": config.engine.model_copy(update={"model": "digested/once"})})
+    names = {fingerprint(fresh, task(f"v{number}")) for number in range(50)}
+    assert len(names) == 50 and len({name.partition("/")[0] for name in names}) == 1
+    assert asked == ["digested/once"]
+    assert min(names).partition("/")[0] == results.digest(results.answer_settings(fresh))[:16]
 
 
 def test_success_is_last_and_only_when_all_is_done(config: JobConfig, store: ResultStore) -> None:

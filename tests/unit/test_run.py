@@ -1,0 +1,59 @@
+"""A job's life without Ray and without a model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from pipeline import run
+from pipeline.config import JobConfig
+from pipeline.manifest import Manifest
+from pipeline.results import VideoResult
+from pipeline.run import Run
+from pipeline.storage import Storage
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[logging.LogRecord]:
+    found: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = found.append  # type: ignore[method-assign]
+    monkeypatch.setattr(logging.getLogger("reelkeep.run"), "handlers", [handler])
+    return found
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobConfig:
+    """25 videos of which one is there, each with a question whose options repeat."""
+    monkeypatch.setattr(run, "load_geometry", lambda engine: None)
+    (tmp_path / "v00.mp4").write_bytes(b"x")
+    rows = [{"uri": f"v{n:02d}.mp4", "questions": [{"question": "which?", "options": ["a", "a"]}]} for n in range(25)]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return JobConfig(manifest=str(tmp_path / "m.jsonl"), output=str(tmp_path / "out"))
+
+
+def test_a_real_run_tells_what_is_wrong_with_its_manifest(config: JobConfig, lines: list[logging.LogRecord]) -> None:
+    with Run(config).held():
+        told = [line.getMessage() for line in lines]
+    assert told[0] == "25 questions have the same option twice"
+    assert len(told) == 1 + 20 + 1 and told[-1] == "24 of 25 videos can't be read; their questions get an error"
+    assert [line.video_id for line in lines[1:3]] == ["v01.mp4", "v02.mp4"]  # type: ignore[attr-defined]
+    assert "v01.mp4: no such file" in told[1]
+
+
+def test_a_manifest_without_problems_says_nothing(lines: list[logging.LogRecord]) -> None:
+    run.tell_problems(Manifest([], 0))
+    assert lines == []
+
+
+def test_the_summary_reads_no_table_back(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Run(config)
+    with job.held():
+        job.store.commit(VideoResult("v00.mp4", job.name_of("v00.mp4"), [{"question_id": "q0", "answer": "a", "finish_reason": "choice"}]))
+        monkeypatch.setattr(Storage, "pyarrow_filesystem", lambda self, uri: pytest.fail("pyarrow has its own way to a bucket"))
+        summary = job.finish()
+    assert (summary.run_id, summary.output, summary.videos_done_before) == (job.run_id, config.output, 0)
+    assert summary.answers[0]["answer"] == "a" and summary.counts.videos == 25
