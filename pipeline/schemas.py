@@ -1,4 +1,4 @@
-"""The tables a job writes: columns, types and what each means. pandas, DuckDB and Spark read them alike."""
+"""The tables a job writes: columns, types and what each means. Plain Parquet types, which pandas and DuckDB read alike."""
 
 from __future__ import annotations
 

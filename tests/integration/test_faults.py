@@ -131,10 +131,17 @@ def test_each_fault_alone_is_survived(fault: str, s3_server: S3Server, tmp_path:
         assert s3_server.storage().read_bytes(f"{bucket}/once{number}") == data == s3_server.storage().read_bytes(f"{bucket}/new{number}")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+def test_a_slow_server_is_waited_for_longer_than_a_silent_one(s3_server: S3Server) -> None:
+    uri, data = f"s3://{s3_server.new_bucket()}/there", bytes(range(250)) * 4
+    s3_server.storage().write_bytes(uri, data)
+    with FaultyProxy(s3_server.endpoint_url, share=1.0, seed=1, faults=("slow",)).running() as proxy:
+        began = time.monotonic()
+        assert S3Server(proxy.endpoint_url).storage(max_attempts=3, read_timeout_s=0.7).read_bytes(uri) == data
+    assert time.monotonic() - began > 0.7 and proxy.injected["slow"] >= 1
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "slow"])
 def test_a_server_that_only_fails_is_given_up_in_words(fault: str, s3_server: S3Server) -> None:
-    if fault == "slow":
-        return  # slow is no failure
     bucket = f"s3://{s3_server.new_bucket()}"
     s3_server.storage().write_bytes(f"{bucket}/there", b"x" * 1000)
     with FaultyProxy(s3_server.endpoint_url, share=1.0, seed=1, silent_s=1.0, faults=(fault,)).running() as proxy:
