@@ -89,7 +89,7 @@ def verdict(row: Mapping[str, Any]) -> str:
     if row["expected"] is None:
         return "open"
     if row["options"]:
-        asked = ManifestQuestion.model_construct(options=tuple(row["options"]), expected=row["expected"])
+        asked = ManifestQuestion.model_construct(question_id="", question="", options=tuple(row["options"]), expected=row["expected"])
         return "right" if row["choice"] == asked.expected_choice else "wrong"
     said, wanted = ((row[name] or "").strip().casefold() for name in ("answer", "expected"))
     return "right" if said == wanted else "wrong"

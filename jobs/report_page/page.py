@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -18,6 +19,7 @@ from jobs.report_page.facts import Row, RunFacts
 from pipeline.progress import clock_time
 
 SLOWEST, FAILED_SHOWN, TEXT_SHOWN = 10, 200, 4000
+_DECEIVING = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069]")
 _COLUMNS = ("video_id", "question_id", "question", "options", "choice_probabilities", "answer", "choice", "expected", "error")
 
 
@@ -33,7 +35,9 @@ def render(facts: RunFacts, thumbnails: Mapping[str, str]) -> str:
     """
     files = resources.files(__package__)
     script, style = ((files / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_plainly
+    )
     environment.filters |= {"bytes": bytes_text, "clock": clock_time}
     template = environment.from_string((files / "page.html").read_text(encoding="utf-8"))
     policy = (
@@ -63,10 +67,19 @@ def script_json(value: Any) -> str:
     return text
 
 
+def visible(text: str) -> str:
+    """The text with a mark for each control character and each order to write from right to left, which make a text look like another."""
+    return _DECEIVING.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _plainly(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 def _shown(row: Row) -> Row:
-    shown: Row = {name: row[name] for name in _COLUMNS}
+    shown: Row = {name: _plainly(row[name]) for name in _COLUMNS}
     shown |= {name: text[:TEXT_SHOWN] + "…" for name, text in shown.items() if isinstance(text, str) and len(text) > TEXT_SHOWN}
-    shown["options"] = [option[:TEXT_SHOWN] for option in row["options"] or ()]
+    shown["options"] = [visible(option[:TEXT_SHOWN]) for option in row["options"] or ()]
     shown["choice_probabilities"] = [round(p, 4) for p in row["choice_probabilities"] or ()]
     return shown | {"verdict": row["verdict"], "cut": row["finish_reason"] == "length", "answer_s": round(row["answer_s"] or 0.0, 3)}
 

@@ -1,0 +1,186 @@
+"""Checkpoints fetched to a node from a real S3 server, and from a hub's library."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine import Engine
+from engine.errors import ConfigError
+from pipeline import weights
+from pipeline.storage import Storage
+from pipeline.storage_errors import SpoolSpaceError, StorageError, StorageUnreachableError
+from tests.support.s3 import S3Server
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server, folders: dict[str, Path]) -> tuple[str, Storage]:
+    """A prefix that holds the tiny checkpoint, and what reads it."""
+    storage = s3_server.storage()
+    model = f"s3://{s3_server.new_bucket()}/models/tiny"
+    for path in folders["qwen2_5_vl"].iterdir():
+        storage.write_bytes(f"{model}/{path.name}", path.read_bytes())
+    return model, storage
+
+
+class Counting(Storage):
+    """A storage that counts the reads of each object, and can spoil them."""
+
+    def __init__(self, storage: Storage, spoilt: str = "") -> None:
+        super().__init__(storage.config)
+        self.reads: list[str] = []
+        self.spoilt = spoilt
+
+    def read_range(self, uri: str, start: int, length: int) -> bytes:
+        self.reads.append(uri)
+        data = super().read_range(uri, start, length)
+        return bytes(len(data)) if self.spoilt and uri.endswith(self.spoilt) else data
+
+
+def test_a_checkpoint_from_a_bucket_loads(bucket: tuple[str, Storage], folders: dict[str, Path], tmp_path: Path) -> None:
+    model, storage = bucket
+    folder = weights.checkpoint_folder(model, storage, folder=tmp_path, revision=weights.pinned_revision(model, storage))
+    assert folder is not None and folder.parent == tmp_path
+    for path in folders["qwen2_5_vl"].iterdir():
+        assert (folder / path.name).read_bytes() == path.read_bytes()
+    assert Engine.load(str(folder), budget_tokens=80, block_tokens=24).identity["weights"]
+
+
+def test_of_many_engines_at_once_one_fetches(bucket: tuple[str, Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "RANGE_BYTES", 1 << 16)  # several ranges a file
+    model, storage = bucket[0], Counting(bucket[1])
+    seen: list[Path | None] = []
+    threads = [threading.Thread(target=lambda: seen.append(weights.checkpoint_folder(model, storage, folder=tmp_path))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(seen) == 6 and len(set(seen)) == 1
+    sizes = {entry.uri: entry.size_bytes for entry in storage.scan(model)}
+    assert len(storage.reads) == sum(-(-size // (1 << 16)) for size in sizes.values()), "each range once"
+
+
+def test_the_driver_fetches_no_weights(bucket: tuple[str, Storage], tmp_path: Path) -> None:
+    model, storage = bucket[0], Counting(bucket[1])
+    folder = weights.checkpoint_folder(model, storage, folder=tmp_path, weights=False)
+    assert folder is not None and (folder / "config.json").exists()
+    assert not list(folder.glob("*.safetensors")) and not [uri for uri in storage.reads if uri.endswith(".safetensors")]
+    whole = weights.checkpoint_folder(model, storage, folder=tmp_path)
+    assert whole is not None and whole != folder and list(whole.glob("*.safetensors"))
+
+
+def test_a_fetch_that_was_killed_is_done_again(bucket: tuple[str, Storage], tmp_path: Path) -> None:
+    model, storage = bucket
+    slow = (
+        "import sys, time; from pathlib import Path; from pipeline import weights; from pipeline.config import StorageConfig\n"
+        "from pipeline.storage import Storage\n"
+        "class Slow(Storage):\n"
+        "    def read_range(self, uri, *args):\n"
+        "        if uri.endswith('.safetensors'): time.sleep(60)\n"
+        "        return super().read_range(uri, *args)\n"
+        f"weights.checkpoint_folder({model!r}, Slow(StorageConfig.model_validate_json(sys.argv[1])), folder=Path({str(tmp_path)!r}))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", slow, storage.config.model_dump_json()])
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".*.part/*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(20)
+    assert list(tmp_path.glob(".*.part")), "it was killed on the way"
+    folder = weights.checkpoint_folder(model, storage, folder=tmp_path)
+    assert folder is not None and next(iter(folder.glob("*.safetensors"))).stat().st_size > 0
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_a_damaged_folder_is_fetched_again(bucket: tuple[str, Storage], tmp_path: Path) -> None:
+    model, storage = bucket
+    folder = weights.checkpoint_folder(model, storage, folder=tmp_path)
+    assert folder is not None
+    (folder / "config.json").write_text("{")
+    assert weights.checkpoint_folder(model, storage, folder=tmp_path) == folder
+    assert (folder / "config.json").stat().st_size > 1
+
+
+def test_what_does_not_arrive_whole_is_refused(bucket: tuple[str, Storage], tmp_path: Path) -> None:
+    model, storage = bucket[0], Counting(bucket[1], spoilt="config.json")
+    with pytest.raises(StorageUnreachableError, match=r"differs from the object, at every try"):
+        weights.checkpoint_folder(model, storage, folder=tmp_path)
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
+
+
+def test_checksums_beside_the_weights_are_held_to(bucket: tuple[str, Storage], folders: dict[str, Path], tmp_path: Path) -> None:
+    model, storage = bucket
+    right = hashlib.sha256((folders["qwen2_5_vl"] / "config.json").read_bytes()).hexdigest()
+    storage.write_bytes(f"{model}/SHA256SUMS", f"{right}  config.json\n".encode())
+    assert weights.checkpoint_folder(model, storage, folder=tmp_path) is not None
+    storage.write_bytes(f"{model}/SHA256SUMS", f"{right[::-1]}  config.json\n".encode())
+    with pytest.raises(StorageError, match=r"config\.json: differs from its line in SHA256SUMS"):
+        weights.checkpoint_folder(model, storage, folder=tmp_path)
+
+
+def test_other_weights_than_the_job_began_with_are_refused(bucket: tuple[str, Storage], tmp_path: Path) -> None:
+    model, storage = bucket
+    began = weights.pinned_revision(model, storage)
+    storage.write_bytes(f"{model}/generation_config.json", b"{}")
+    with pytest.raises(ConfigError, match=r"holds other files than when the job was started"):
+        weights.checkpoint_folder(model, storage, folder=tmp_path, revision=began)
+
+
+def test_a_disk_without_room_is_told_beforehand(bucket: tuple[str, Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, storage = bucket[0], Counting(bucket[1])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=weights.SPARE_BYTES))
+    with pytest.raises(SpoolSpaceError, match=r"don't fit on the disk of"):
+        weights.checkpoint_folder(model, storage, folder=tmp_path)
+    assert not storage.reads
+
+
+def test_a_prefix_without_a_checkpoint_is_told(bucket: tuple[str, Storage], tmp_path: Path) -> None:
+    model, storage = bucket
+    with pytest.raises(ConfigError, match=r"no config\.json there"):
+        weights.checkpoint_folder(model.rpartition("/")[0], storage, folder=tmp_path)
+
+
+def test_folders_are_left_where_they_are(folders: dict[str, Path], tmp_path: Path) -> None:
+    for model in ("bundled", str(folders["qwen2_5_vl"]), "/nonexistent/model"):
+        assert weights.checkpoint_folder(model, Storage(), folder=tmp_path) is None
+        assert weights.pinned_revision(model, Storage()) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_hub_is_asked_for_room_first_and_for_settings_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    calls: list[dict[str, Any]] = []
+
+    def hub(model: str, *, dry_run: bool = False, **options: Any) -> Any:
+        calls.append({"model": model, "dry_run": dry_run} | options)
+        file = SimpleNamespace(will_download=True, file_size=10**18, local_path=str(tmp_path / "hub" / "weights"))
+        return [file] if dry_run else str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    with pytest.raises(SpoolSpaceError, match=r"Qwen/Qwen2.5-VL-7B-Instruct: its 1000000000000000000 bytes"):
+        weights.checkpoint_folder("Qwen/Qwen2.5-VL-7B-Instruct", Storage(), revision="abc", folder=tmp_path, weights=False)
+    assert calls == [
+        {"model": "Qwen/Qwen2.5-VL-7B-Instruct", "dry_run": True, "revision": "abc", "ignore_patterns": list(weights._WEIGHTS)}
+    ]
+
+
+def test_a_hub_out_of_reach_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"engine.model=nobody/nothing can't be fetched and isn't on this node") as raised:
+        weights.checkpoint_folder("nobody/nothing", Storage(), folder=tmp_path)
+    assert "\n" not in str(raised.value)
