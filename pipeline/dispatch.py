@@ -9,9 +9,11 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 # Ray reads these when it is imported or started; what the user has set stands.
@@ -21,27 +23,32 @@ os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
 import pyarrow as pa
 import ray
 import ray.data
+from ray.autoscaler.sdk import request_resources
 from ray.data import ActorPoolStrategy, DataContext, ExecutionResources
 from ray.exceptions import RayError, RayTaskError
 
 from engine.errors import ConfigError
 from engine.geometry import FrameGeometry
 from pipeline.config import JobConfig
-from pipeline.logs import set_up_logging
+from pipeline.logs import Forwarder, set_up_logging, show_forwarded
 from pipeline.plan import VideoPlan, plan_video
 from pipeline.progress import Progress, ProgressLine
 from pipeline.results import fingerprint
+from pipeline.room import DECODE_CPUS, PLAN_CPUS, Room, find_room, first_bundles
 from pipeline.run import JobFailedError, Run, RunSummary, StoppedError
 from pipeline.storage import split_s3
-from pipeline.stream import Message, StageError, read_video
+from pipeline.stream import Message, StageError, StreamTail, read_video
 from pipeline.task import VideoTask
 from pipeline.worker import VideoWorker, WorkerLost
 
 log = logging.getLogger("reelkeep.dispatch")
 
-DECODE_CPUS = 0.5  # Ray's bookkeeping, not a limit: a decoder is idle whenever its blocks aren't taken.
-PLAN_CPUS = 0.5
-CLUSTER_WAIT_S = 120.0
+NODES_ASKED_EVERY_S = 5.0
+WAITING_TOLD_EVERY_S = 60.0
+DECODER_WAIT_S = 120.0
+"""A decode task that has not begun by then finds no free CPU."""
+LINES_KEPT = 10_000
+PLANNED_AT_ONCE = 16
 _OWN_ERROR = re.compile(r"^(?:engine|pipeline)\.[\w.]+: (.+)$", re.MULTILINE)
 _ANY_ERROR = re.compile(r"^(?!ray\.data)[\w.]+(?:Error|Exception): .+$", re.MULTILINE)
 LOCAL_OBJECT_STORE_BYTES = 512 * 2**20
@@ -64,74 +71,54 @@ def run(config: JobConfig) -> RunSummary:
         return job.finish()
 
 
-@dataclass(frozen=True)
-class Room:
-    """What the cluster gives this job.
-
-    Attributes:
-        min_actors, max_actors, initial_actors: size of the pool of engines.
-        num_gpus: GPUs of one engine.
-        data_cpus: CPUs that Ray Data's own operators may take; the rest is left to decoding.
-    """
-
-    min_actors: int
-    max_actors: int
-    initial_actors: int
-    num_gpus: float
-    data_cpus: float
-
-
-def find_room(config: JobConfig, cluster: dict[str, float], videos: int) -> Room:
-    """Fit the pool of engines and its decoders into a cluster, before anything waits for what will never be free.
-
-    Args:
-        cluster: resources as Ray counts them: {"CPU": 8.0, "GPU": 1.0}.
-        videos: videos to watch; more engines than that aren't started.
-
-    Raises:
-        ConfigError: the smallest pool doesn't fit; says what is missing.
-    """
-    pool, cpus, gpus = config.pool, cluster.get("CPU", 0.0), cluster.get("GPU", 0.0)
-    num_gpus = pool.num_gpus if pool.num_gpus is not None else (1.0 if gpus else 0.0)
-    decode_cpus = DECODE_CPUS if config.decode.where == "worker" else 0.0
-    least = min(pool.min_actors, videos)
-    cpus_wanted, gpus_wanted = least * (pool.num_cpus + decode_cpus), least * num_gpus
-    if cpus_wanted > cpus or gpus_wanted > gpus:
-        decoders = f" and {decode_cpus:g} for its decoder" if decode_cpus else ""
-        remedy = ["lower pool.min_actors"] if least > 1 else []
-        remedy += ["lower pool.num_cpus"] if cpus_wanted > cpus else []
-        remedy += ["set decode.where=actor"] if cpus_wanted > cpus and decode_cpus else []
-        remedy += ["lower pool.num_gpus"] if gpus_wanted > gpus else []
-        raise ConfigError(
-            f"pool.min_actors={least} needs {cpus_wanted:g} CPUs and {gpus_wanted:g} GPUs ({pool.num_cpus:g} CPUs{decoders} and "
-            f"{num_gpus:g} GPUs each), the cluster has {cpus:g} and {gpus:g}: missing {max(0, cpus_wanted - cpus):g} CPUs and "
-            f"{max(0, gpus_wanted - gpus):g} GPUs; {', '.join(remedy)}, or use a larger cluster"
-        )
-    fitting = [cpus // (pool.num_cpus + decode_cpus)] if pool.num_cpus + decode_cpus else []
-    fitting += [gpus // num_gpus] if num_gpus >= 1 else [math.floor(gpus) * math.floor(1 / num_gpus)] if num_gpus else []
-    most = max(least, min(videos, pool.max_actors or int(min(fitting, default=1))))
-    first = min(max(pool.initial_actors or least, least), most)
-    return Room(least, most, first, num_gpus, max(cpus - most * decode_cpus, most * pool.num_cpus, PLAN_CPUS))
-
-
 def _find_room_soon(config: JobConfig, videos: int) -> Room:
-    """`find_room`, patient with a cluster whose nodes are still joining; a machine of our own has all it will ever have."""
-    deadline = time.monotonic() + (CLUSTER_WAIT_S if os.environ.get("RAY_ADDRESS") else 0.0)
+    """`find_room`, patient with a cluster whose nodes are still to come, and asks for them; a machine of our own has all it will ever have."""
+    grows = bool(os.environ.get("RAY_ADDRESS"))
+    with _nodes_requested(config, videos) if grows else nullcontext():
+        room = _awaited_room(config, videos, grows)
+    cluster = ray.cluster_resources()
+    log.info("%s; the cluster has %g CPUs and %g GPUs", room, cluster.get("CPU", 0), cluster.get("GPU", 0))
+    if grows and not room.num_gpus and config.pool.num_gpus is None and config.engine.device == "auto":
+        log.warning(
+            "no GPU has joined the cluster, so engines run on CPU; set engine.device=cuda to wait for GPUs, or cpu if this is meant"
+        )
+    return room
+
+
+def _awaited_room(config: JobConfig, videos: int, grows: bool) -> Room:
+    began_s = told_s = time.monotonic()
     while True:
         try:
-            return find_room(config, ray.cluster_resources(), videos)
+            return find_room(config, ray.cluster_resources(), videos, grows=grows)
         except ConfigError as error:
-            if time.monotonic() >= deadline:
+            now_s = time.monotonic()
+            if not grows or now_s - began_s >= config.pool.cluster_wait_s:
                 raise
-            log.warning("%s; waiting for nodes to join", error)
-            time.sleep(10.0)
+            if told_s == began_s or now_s - told_s >= WAITING_TOLD_EVERY_S:
+                log.warning("%s; waiting for nodes, %.0f of pool.cluster_wait_s=%g s", error, now_s - began_s, config.pool.cluster_wait_s)
+                told_s = now_s
+            time.sleep(min(NODES_ASKED_EVERY_S, config.pool.cluster_wait_s))
+
+
+@contextmanager
+def _nodes_requested(config: JobConfig, videos: int) -> Iterator[None]:
+    """Ask an autoscaler for the first engines' nodes: nothing else would, as no engine is started before there is room.
+
+    The request is taken back at the end of the block, since it would outlive a job that is killed and keep its nodes; from then on the
+    engines themselves are the demand.
+    """
+    request_resources(bundles=cast(Any, first_bundles(config, ray.cluster_resources().get("GPU", 0.0), videos)))
+    try:
+        yield
+    finally:
+        request_resources(bundles=[])
 
 
 def _watch_all(job: Run, room: Room) -> None:
     """Plan, then watch every pending video; returns when each has a committed result."""
     config = job.config
     _configure_ray_data(room)
-    plans = _plan(job, room)
+    plans = _plan(job)
     tokens_known = all(plan.tokens for plan in plans.values())
     work = {t.video_id: float((plans[t.video_id].tokens if tokens_known else t.size_bytes) or 1) for t in job.pending}
     tasks = sorted(job.pending, key=lambda task: -work[task.video_id])
@@ -174,21 +161,24 @@ def _configure_ray_data(room: Room) -> None:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors come back as exceptions
 
 
-def _plan(job: Run, room: Room) -> dict[str, VideoPlan]:
+def _plan(job: Run) -> dict[str, VideoPlan]:
     """Look at the headers of the files that are within reach, on as many CPUs as there are."""
     plans = {task.video_id: VideoPlan(task.video_id) for task in job.pending}
     watches = job.config.caches.missing == "watch"
-    near = [{"task": task.model_dump_json()} for task in job.pending if watches and split_s3(task.uri) is None]
-    if near:
-        config, geometry = job.config, job.geometry
-
-        def plan(row: dict[str, Any]) -> dict[str, Any]:
-            return asdict(plan_video(VideoTask.model_validate_json(row["task"]), geometry, config))
-
-        blocks = min(len(near), max(1, int(room.data_cpus / PLAN_CPUS)))
-        for row in ray.data.from_items(near, override_num_blocks=blocks).map(plan, num_cpus=min(PLAN_CPUS, room.data_cpus)).take_all():
-            plans[row["video_id"]] = VideoPlan(**row)
+    near = [task for task in job.pending if watches and split_s3(task.uri) is None]
+    planned = [_plan_some.remote(near[i : i + PLANNED_AT_ONCE], job.geometry, job.config) for i in range(0, len(near), PLANNED_AT_ONCE)]
+    for some in planned:
+        try:
+            plans |= {plan.video_id: plan for plan in ray.get(some)}
+        except RayError as error:  # a file that kills whoever opens it; it gets its tries when its turn comes
+            log.warning("up to %d videos couldn't be looked at beforehand (%s)", PLANNED_AT_ONCE, type(error).__name__)
     return plans
+
+
+# Not a map of Ray Data, whose tasks are retried for ever when a process dies.
+@ray.remote(num_cpus=PLAN_CPUS, max_retries=0)
+def _plan_some(tasks: list[VideoTask], geometry: FrameGeometry, config: JobConfig) -> list[VideoPlan]:
+    return [plan_video(task, geometry, config) for task in tasks]
 
 
 class _Engine:
@@ -200,12 +190,12 @@ class _Engine:
         import torch
 
         config = JobConfig.model_validate_json(config_json)
-        set_up_logging(config.log)
+        self.lines_arrived = _log_here_and_there(config, board)
         torch.set_num_threads(config.pool.threads or max(1, math.ceil(config.pool.num_cpus)))
         self.worker = VideoWorker.for_job(
             config,
             run_id,
-            read=read_in_task if config.decode.where == "worker" else read_video,
+            read=partial(read_in_task, board=board) if config.decode.where == "worker" else read_video,
             report=lambda *seen: board.seen.remote(*seen),
         )
 
@@ -220,6 +210,7 @@ class _Engine:
             # Not exit_actor(), which Ray doesn't retry: a process that dies is replaced, and its video goes to the new one.
             logging.shutdown()
             os._exit(1)
+        self.lines_arrived()
         return {
             "video_id": result.video_id,
             "failed": any(row.get("error") for row in result.answers),
@@ -229,22 +220,43 @@ class _Engine:
 
 
 @ray.remote(num_returns="streaming", num_cpus=DECODE_CPUS, max_retries=0)
-def _read(task_json: str, geometry: FrameGeometry, config_json: str, first_group: int) -> Iterator[Message]:
+def _read(task_json: str, geometry: FrameGeometry, config_json: str, first_group: int, board: Any) -> Iterator[Message | None]:
+    yield None  # it runs; what follows is watched over here, and may take long for good reasons
     config = JobConfig.model_validate_json(config_json)
-    set_up_logging(config.log)
-    yield from read_video(VideoTask.model_validate_json(task_json), geometry, config, first_group)
+    lines_arrived = _log_here_and_there(config, board)
+    try:
+        yield from read_video(VideoTask.model_validate_json(task_json), geometry, config, first_group)
+    finally:
+        lines_arrived()
 
 
-def read_in_task(task: VideoTask, geometry: FrameGeometry, config: JobConfig, first_group: int = 0) -> Iterator[Message]:
+def read_in_task(
+    task: VideoTask, geometry: FrameGeometry, config: JobConfig, first_group: int = 0, *, board: Any = None, wait_s: float = DECODER_WAIT_S
+) -> Iterator[Message]:
     """`read_video` in a process of its own, at most `decode.prefetch_blocks` blocks ahead; stopped when the consumer stops.
+
+    Where the cluster gives that process no CPU, it is done here, with a warning: whoever waits holds the engine.
+
+    Args:
+        board: who shows warnings and errors of that process.
+        wait_s: seconds to wait for it to begin.
 
     Raises:
         StageError: as `read_video`, or that process died.
     """
     reading = _read.options(_generator_backpressure_num_objects=config.decode.prefetch_blocks)
-    references: Any = reading.remote(task.model_dump_json(), geometry, config.model_dump_json(), first_group)
+    references: Any = reading.remote(task.model_dump_json(), geometry, config.model_dump_json(), first_group, board)
     finished = False
     try:
+        if not ray.wait([references], timeout=wait_s)[0]:
+            note = f"decoded in the engine's own process: no CPU was free for a decoder within {wait_s:g} s; lower pool.max_actors"
+            log.warning("%s", note, extra={"video_id": task.video_id})
+            ray.cancel(references)
+            finished = True
+            for message in read_video(task, geometry, config, first_group):
+                yield replace(message, warnings=(*message.warnings, note)) if isinstance(message, StreamTail) else message
+            return
+        ray.get(next(references))
         for reference in references:
             yield ray.get(reference)
         finished = True
@@ -260,31 +272,62 @@ def read_in_task(task: VideoTask, geometry: FrameGeometry, config: JobConfig, fi
 
 
 class _Board:
-    """Where engines say how far they are; the driver reads it for the progress line."""
+    """Where engines and decoders say how far they are and what went wrong; the driver reads it for the progress line and the log."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, int]] = {}
+        self._lines: deque[dict[str, Any]] = deque(maxlen=LINES_KEPT)
 
     def seen(self, video_id: str, video_s: float, tokens: int) -> None:
         self._seen[video_id] = (video_s, tokens)
 
-    def take(self) -> dict[str, tuple[float, int]]:
-        taken, self._seen = self._seen, {}
-        return taken
+    def log(self, line: dict[str, Any]) -> None:
+        self._lines.append(line)
+
+    def take(self) -> tuple[dict[str, tuple[float, int]], list[dict[str, Any]]]:
+        seen, lines = self._seen, list(self._lines)
+        self._seen = {}
+        self._lines.clear()
+        return seen, lines
+
+
+def _log_here_and_there(config: JobConfig, board: Any) -> Callable[[], None]:
+    """Log in this worker, and send warnings and errors to the driver; returns what waits until they are there.
+
+    At log.level=debug Ray itself shows everything that workers write.
+    """
+    set_up_logging(config.log)
+    sent: list[Any] = []
+
+    def send(line: dict[str, Any]) -> None:
+        sent[:] = [board.log.remote(line)]
+
+    def wait() -> None:
+        with suppress(RayError, IndexError):
+            ray.wait([sent.pop()], timeout=10)  # the others came before it
+
+    if board is not None and config.log.level != "debug":
+        logging.getLogger("reelkeep").addHandler(Forwarder(send, wait))
+    return wait
 
 
 @contextmanager
 def _listening(board: Any, progress: Progress, every_s: float = 1.0) -> Iterator[None]:
-    """Carry what engines say to the progress line, beside the loop that waits for results."""
+    """Carry what engines say to the progress line and the log, beside the loop that waits for results."""
     over = threading.Event()
+
+    def carry() -> None:
+        with suppress(RayError):
+            seen, lines = ray.get(board.take.remote(), timeout=10)
+            for video_id, so_far in seen.items():
+                progress.seen(video_id, *so_far)
+            for line in lines:
+                show_forwarded(line)
 
     def listen() -> None:
         while not over.wait(every_s):
-            try:
-                for video_id, seen in ray.get(board.take.remote(), timeout=10).items():
-                    progress.seen(video_id, *seen)
-            except RayError:
-                continue
+            carry()
+        carry()
 
     listener = threading.Thread(target=listen, name="progress", daemon=True)
     listener.start()

@@ -69,10 +69,14 @@ class PoolConfig(BaseModel):
     num_gpus: float | None = Field(
         None,
         ge=0.0,
-        description="GPUs of one engine; a fraction shares a GPU, 0 runs on CPU. Default: 1 where the cluster has GPUs, else 0.",
+        description="GPUs of one engine; a fraction shares a GPU, 0 runs on CPU. Default: 1 where engine.device is cuda or the cluster has "
+        "GPUs (a cluster in RAY_ADDRESS is waited for when engine.dtype is a half precision), else 0.",
     )
     num_cpus: float = Field(1.0, ge=0.0, description="CPUs that Ray sets aside for one engine.")
     threads: int | None = Field(None, ge=1, description="Threads PyTorch may use in one engine; default: num_cpus rounded up.")
+    cluster_wait_s: float = Field(
+        900.0, ge=0.0, description="Seconds to wait for nodes of the cluster in RAY_ADDRESS to start and join until the smallest pool fits."
+    )
     max_attempts: int = Field(3, ge=1, description="Tries of one video, counting those that killed the process, before it is quarantined.")
 
     @model_validator(mode="after")

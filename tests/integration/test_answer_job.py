@@ -12,16 +12,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from engine.config import EngineConfig
+from engine.models import load_geometry
+from engine.types import VideoBlock
 from jobs import answer
 from jobs.bench._clips import repeat_clip
-from pipeline.config import load_config
+from pipeline.config import JobConfig, load_config
 from pipeline.run import Run
+from pipeline.stream import StreamTail
+from pipeline.task import ManifestQuestion, VideoTask
 from tests.support.s3 import S3Server
 from tests.support.videos import make_video
 
@@ -162,6 +168,60 @@ def test_one_broken_video_costs_no_other_its_answer(
     assert [row["video_id"] for row in pq.read_table(output / "quarantine").to_pylist()] == ["broken.mp4"]
     printed = capsys.readouterr()
     assert "6 of 8 questions answered" in printed.out and "Traceback" not in printed.err
+    forwarded = [line for line in printed.err.splitlines() if " WARNING reelkeep.worker video_id=broken.mp4 probe: " in line]
+    assert len(forwarded) == 1, "what an engine warns of is shown where the job was started"
+    assert "1 to 1 engines, 1 at first, each on 1 CPUs and no GPU" in printed.err
+
+
+def test_a_decoder_that_finds_no_free_cpu_is_replaced_by_its_engine(
+    cluster: None, folders: dict[str, Path], archive: Path, tmp_path: Path
+) -> None:
+    import ray
+
+    from pipeline.dispatch import read_in_task
+
+    config = JobConfig.model_validate({"videos": "v", "questions": "q", "output": str(tmp_path), "engine": {"block_tokens": 24}})
+    geometry = load_geometry(EngineConfig(model=str(folders["qwen2_5_vl"])))
+    question = ManifestQuestion(question_id="q0", question="What is it?")
+    task = VideoTask(video_id="video3.mp4", uri=str(archive / "video3.mp4"), questions=(question,))
+    holder = ray.remote(num_cpus=2)(type("Holder", (), {"ready": lambda self: True})).remote()
+    assert ray.get(holder.ready.remote(), timeout=120)
+    try:
+        *blocks, tail = read_in_task(task, geometry, config, wait_s=1.0)
+    finally:
+        ray.kill(holder)
+    assert isinstance(tail, StreamTail) and any("no CPU was free for a decoder within 1 s" in warning for warning in tail.warnings)
+    *elsewhere, tail = read_in_task(task, geometry, config)
+    assert isinstance(tail, StreamTail) and not any("no CPU" in warning for warning in tail.warnings)
+    times = [[block.times_s for block in found if isinstance(block, VideoBlock)] for found in (blocks, elsewhere)]
+    assert times[0] == times[1] != []
+
+
+class Deadly:
+    """Ends the process that it arrives in."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (1,)
+
+
+def test_planning_that_dies_stops_no_job_and_is_not_repeated(cluster: None, archive: Path, tmp_path: Path) -> None:
+    from pipeline import dispatch
+
+    config = JobConfig.model_validate({"videos": "v", "questions": "q", "output": str(tmp_path)})
+    tasks = [VideoTask(video_id=path.name, uri=str(path), questions=()) for path in archive.iterdir()]
+    began = time.monotonic()
+    plans = dispatch._plan(SimpleNamespace(config=config, pending=tasks, geometry=Deadly()))  # type: ignore[arg-type]
+    assert time.monotonic() - began < 120
+    assert set(plans) == {task.video_id for task in tasks} and all(plan.tokens is None for plan in plans.values())
+
+
+def test_a_cluster_that_may_grow_can_be_asked(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline import dispatch
+
+    monkeypatch.setenv("RAY_ADDRESS", "joined already")
+    config = JobConfig.model_validate({"videos": "v", "questions": "q", "output": str(tmp_path), "engine": {"device": "cpu"}})
+    room = dispatch._find_room_soon(config, 3)
+    assert (room.min_actors, room.max_actors, room.num_gpus) == (1, 1, 0.0)
 
 
 def processes(title: str) -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""The progress line, and the rooms that a pool of engines fits into."""
+"""The progress line, and what a terminal is shown."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import logging
 import pytest
 from rich.console import Console
 
-from engine.errors import ConfigError
 from jobs import cli
 from jobs.answer import bytes_text, plain
-from pipeline.config import JobConfig, LogConfig
-from pipeline.dispatch import find_room
+from pipeline.config import LogConfig
 from pipeline.progress import Progress, ProgressLine
 
 
@@ -68,41 +66,6 @@ def test_a_terminal_gets_one_live_line_and_a_log_gets_lines() -> None:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-
-
-def config(**pool: object) -> JobConfig:
-    where = pool.pop("where", "worker")
-    return JobConfig.model_validate({"videos": "v", "questions": "q", "output": "o", "pool": pool, "decode": {"where": where}})
-
-
-def test_the_defaults_fit_two_cores() -> None:
-    room = find_room(config(), {"CPU": 2.0}, videos=10)
-    assert (room.min_actors, room.max_actors, room.num_gpus) == (1, 1, 0.0)
-    assert room.data_cpus == 1.5, "half a CPU is left to the decoder"
-
-
-def test_a_pool_grows_to_what_cluster_and_videos_allow() -> None:
-    assert find_room(config(num_cpus=1), {"CPU": 64.0, "GPU": 4.0}, videos=100).max_actors == 4
-    assert find_room(config(num_gpus=0.5), {"CPU": 64.0, "GPU": 4.0}, videos=100).max_actors == 8
-    assert find_room(config(num_gpus=0.4), {"CPU": 64.0, "GPU": 4.0}, videos=100).max_actors == 8, "a fraction never spans two GPUs"
-    assert find_room(config(), {"CPU": 64.0}, videos=3).max_actors == 3
-    assert find_room(config(min_actors=4, initial_actors=4), {"CPU": 64.0}, videos=2).initial_actors == 2
-    assert find_room(config(max_actors=5, initial_actors=2), {"CPU": 64.0}, videos=100).initial_actors == 2
-    assert find_room(config(max_actors=9), {"CPU": 2.0}, videos=100).max_actors == 9, "what is asked for may come by autoscaling"
-
-
-@pytest.mark.parametrize(
-    ("pool", "cluster", "words"),
-    [
-        ({}, {"CPU": 1.0}, ["missing 0.5 CPUs", "decode.where=actor"]),
-        ({"min_actors": 4, "where": "actor"}, {"CPU": 3.0}, ["missing 1 CPUs", "lower pool.min_actors"]),
-        ({"num_gpus": 1}, {"CPU": 8.0}, ["missing 0 CPUs and 1 GPUs", "lower pool.num_gpus"]),
-    ],
-)
-def test_what_is_missing_is_said(pool: dict[str, object], cluster: dict[str, float], words: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        find_room(config(**pool), cluster, videos=10)
-    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
 
 
 def test_foreign_text_cannot_steer_a_terminal() -> None:
