@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.compressed import CompressedVideo
 from engine.config import AnswerConfig
-from engine.errors import InputError, OutOfMemoryError
+from engine.errors import InputError
 from engine.models.base import LETTERS, ModelAdapter
 from engine.types import Answer, FinishReason, Question
 
@@ -28,13 +28,13 @@ def answer(adapter: ModelAdapter, compressed: CompressedVideo, questions: Sequen
     Raises:
         InputError: a query-aware cache was kept for another question.
     """
-    if compressed.question is not None:
-        for question in questions:
-            if question.text != compressed.question:
-                raise InputError(
-                    f"this cache was kept for the question {compressed.question!r} (a query-aware policy), not for {question.text!r}; "
-                    "prefill again with question=, or use a query-agnostic policy such as keydiff"
-                )
+    for question in questions:
+        if compressed.question is not None and (question.text, *question.options) != compressed.question:
+            raise InputError(
+                f"this cache was kept for the question {' / '.join(compressed.question)!r} (a query-aware policy), not for "
+                f"{' / '.join((question.text, *question.options))!r}; prefill again with question=, or use a query-agnostic policy "
+                "such as keydiff"
+            )
     size = config.batch_questions
     return [a for i in range(0, len(questions), size) for a in _together(adapter, compressed, questions[i : i + size], config)]
 
@@ -44,14 +44,13 @@ def _together(adapter: ModelAdapter, compressed: CompressedVideo, questions: Seq
     try:
         return _Batch(adapter, compressed, questions, config).run()
     except torch.OutOfMemoryError as error:
-        if len(questions) == 1:
-            raise OutOfMemoryError(
-                f"no room to answer one question of {len(questions[0].text)} characters: {str(error).splitlines()[0]}; "
-                "lower engine.budget_tokens or answer.max_new_tokens, or use a larger device"
-            ) from error
-        half = (len(questions) + 1) // 2
-        compressed.trace.warnings.append(f"{len(questions)} questions answered in batches of {half}: out of memory")
-        return [a for part in (questions[:half], questions[half:]) for a in _together(adapter, compressed, part, config)]
+        full = str(error).splitlines()[0]  # the retry waits until the error, and with it the tensors of the failed pass, are gone
+    if len(questions) == 1:
+        remedy = "shorten it, lower engine.budget_tokens or answer.max_new_tokens, or use a larger device"
+        return [Answer(questions[0].question_id, None, finish_reason="error", error=f"no room to answer this question: {full}; {remedy}")]
+    half = (len(questions) + 1) // 2
+    compressed.trace.warnings.append(f"{len(questions)} questions answered in batches of {half}: out of memory")
+    return [a for part in (questions[:half], questions[half:]) for a in _together(adapter, compressed, part, config)]
 
 
 class _Batch:
@@ -78,9 +77,9 @@ class _Batch:
         try:
             self.cache.begin_tail(len(self.questions), int(self.counts.max()) + self.config.max_new_tokens)
             logits = self.read_questions()
-            for row in range(len(self.questions)):
+            for row, finite in enumerate(torch.isfinite(logits).all(-1).tolist()):
                 self.note_time(row, started)
-                if self.problems[row] is None and not torch.isfinite(logits[row]).all():
+                if self.problems[row] is None and not finite:
                     self.problems[row] = "the model returned NaN or infinite logits; load it in bfloat16 or float32"
             choices = {row: self.choose(row, logits[row]) for row in self.rows(with_options=True)}
             finished = self.write(logits, started)
@@ -125,8 +124,9 @@ class _Batch:
         ones = torch.ones_like(self.counts)
         generators = {row: self.generator(self.questions[row]) for row in writing}
         for step in range(self.config.max_new_tokens):
+            likeliest = logits.argmax(-1).tolist()
             for row in list(writing):
-                token = self.pick(logits[row], generators[row])
+                token = likeliest[row] if self.config.temperature == 0 else self.sample(logits[row], generators[row])
                 self.note_time(row, started)
                 if token in stop:
                     ended[row] = True
@@ -139,8 +139,8 @@ class _Batch:
             self.cache.extend_tail(ones)
             positions = (self.start_position + self.counts + step)[:, None]
             logits = self.adapter.logits(self.forward(self.adapter.embed_text(last)[:, None], positions)[:, 0])
-            for row in list(writing):
-                if not torch.isfinite(logits[row]).all():
+            for row, finite in enumerate(torch.isfinite(logits).all(-1).tolist()):
+                if row in writing and not finite:
                     self.problems[row] = (
                         f"the model returned NaN or infinite logits after {step + 1} tokens; load it in bfloat16 or float32"
                     )
@@ -156,10 +156,8 @@ class _Batch:
         letters = self.adapter.letter_ids(len(self.questions[row].options))
         return torch.softmax(logits[letters], dim=-1)
 
-    def pick(self, logits: Tensor, generator: torch.Generator) -> int:
-        """The next token: the likeliest, or a sample from the nucleus."""
-        if self.config.temperature == 0:
-            return int(logits.argmax())
+    def sample(self, logits: Tensor, generator: torch.Generator) -> int:
+        """The next token, from the nucleus of `top_p`."""
         probabilities = torch.softmax(logits.cpu() / self.config.temperature, dim=-1)
         ordered, ids = probabilities.sort(descending=True)
         outside = ordered.cumsum(-1) - ordered >= self.config.top_p

@@ -1,7 +1,7 @@
 """Attention over a cache in two parts: what was kept, and what is new.
 
 The kept entries need no mask (every new token may see all of them), the new ones need the plain square causal mask. Each part runs
-in a flash kernel that also returns its log-sum-exp, and the two results are merged exactly. So nothing is concatenated, no dense
+in a flash kernel that also returns its log-sum-exp, and the two results are merged exactly. So attention concatenates nothing, no dense
 mask is made, grouped KV heads are never repeated over the kept entries, and a batch of questions reads one cache without copying it.
 
 Knows no model, no policy and no storage. The merge is the one of FlashAttention's split-KV form (arXiv 2205.14135).
@@ -60,21 +60,23 @@ def fused(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool)
     return out, lse[..., : query.shape[2]]  # kernels may pad the queries of the log-sum-exp
 
 
-def choose_kernel(name: str, device: torch.device) -> Kernel:
-    """The kernel for `engine.attention`; "auto" tries the fused one on a few numbers and falls back to eager.
+def choose_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
+    """The kernel for `engine.attention`; "auto" tries the fused one on a few numbers of the model's kind and falls back to eager.
 
     Raises:
         ConfigError: "fused" was asked for and doesn't run here.
     """
     if name == "eager":
         return eager
-    probe = torch.zeros(1, 1, 8, 32, device=device)
+    probe = torch.zeros(1, 1, 8, head_dim, device=device, dtype=dtype)
     try:
         fused(probe, probe, probe, 1.0, True)
     except (RuntimeError, NotImplementedError, AttributeError) as error:
         if name == "fused":
             reason = str(error).splitlines()[0]
-            raise ConfigError(f"engine.attention=fused does not run on device {device}: {reason}; use auto or eager") from error
+            raise ConfigError(
+                f"engine.attention=fused does not run on device {device} with {dtype} and heads of {head_dim}: {reason}; use auto or eager"
+            ) from error
         return eager
     return fused
 
@@ -149,8 +151,8 @@ def windowed_attention(module, query, key, value, attention_mask, *, scaling, cu
     out = torch.empty_like(query)
     for length in lengths.unique().tolist():
         tokens = starts[lengths == length][:, None] + torch.arange(length, device=query.device)
-        windows = (t[0, :, tokens].transpose(0, 1) for t in (query, key, value))  # (windows, heads, length, head_dim)
-        out[0, :, tokens] = F.scaled_dot_product_attention(*windows, scale=scaling).transpose(0, 1)
+        q, k, v = (t[0, :, tokens].transpose(0, 1) for t in (query, key, value))  # (windows, heads, length, head_dim)
+        out[0, :, tokens] = F.scaled_dot_product_attention(q, k, v, scale=scaling).transpose(0, 1)
     return out.transpose(1, 2).contiguous(), None
 
 

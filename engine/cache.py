@@ -2,8 +2,9 @@
 
 Each layer owns `budget_tokens` preallocated slots per KV head. A block's keys and values arrive through transformers' own forward; as
 soon as the layer's attention has run, the policy says which entries stay, and the block's survivors are written into the slots of the
-evicted. So at any moment at most layers * budget_tokens + block entries exist, nothing grows by concatenation, and an entry keeps the
-rotary position it was written with. Knows no model and no video.
+evicted. So at any moment at most layers * budget_tokens + block entries are held, nothing grows with the input, and an entry keeps the
+rotary position it was written with. While a policy looks at a layer, that one layer's entries exist a second time, in one piece.
+Knows no model and no video.
 """
 
 from __future__ import annotations
@@ -54,7 +55,6 @@ class Mark:
     lengths: tuple[int, ...]
     evictions: int
     seen: int
-    tail_lengths: tuple[int, ...] | None
 
 
 @dataclass
@@ -242,30 +242,23 @@ class BudgetedCache(Cache):
         self._tail.added = counts
 
     def mark(self) -> Mark:
-        """Remember this state."""
-        tail = self._tail
-        lengths = None if tail is None else tuple((tail.lengths + tail.added).tolist())
-        return Mark(tuple(self._lengths), self.evictions, self.seen_tokens, lengths)
+        """Remember what is held now."""
+        return Mark(tuple(self._lengths), self.evictions, self.seen_tokens)
 
     def can_roll_back(self, mark: Mark) -> bool:
         """Whether no entry was evicted since the mark."""
         return self.evictions == mark.evictions
 
     def roll_back(self, mark: Mark) -> None:
-        """Forget everything stored since the mark; every byte held then is as it was.
+        """Forget everything stored since the mark, questions' tails included; every byte held then is as it was.
 
         Raises:
             ConfigError: entries were evicted since; they are gone.
         """
         if not self.can_roll_back(mark):
             raise ConfigError("the cache can't be rolled back over an eviction; mark it after the block instead")
-        self._step = None
+        self._step = self._tail = None
         self._lengths, self.seen_tokens = list(mark.lengths), mark.seen
-        if mark.tail_lengths is None:
-            self._tail = None
-        elif self._tail is not None:
-            self._tail.lengths = torch.tensor(mark.tail_lengths, device=self.shape.device)
-            self._tail.added = torch.zeros_like(self._tail.lengths)
 
     # How it is done
 

@@ -32,6 +32,7 @@ class ReadState:
         open: whether the text that closes the item is still to come.
         groups_before: groups of the items before it.
         groups: groups read so far, all items.
+        largest_block_groups: groups that blocks were cut down to when the device was full; None as long as it wasn't.
     """
 
     cursor: PositionCursor = field(default_factory=PositionCursor)
@@ -40,6 +41,7 @@ class ReadState:
     open: bool = False
     groups_before: int = 0
     groups: int = 0
+    largest_block_groups: int | None = None
 
 
 @dataclass
@@ -51,7 +53,7 @@ class CompressedVideo:
         state: how far the prompt was read.
         trace: what reading cost.
         identity: digests of the model, its weights, tokenizer and prompt, and the policy and budget that kept the entries.
-        question: the only question this cache serves, if its policy was query-aware; else None.
+        question: text and options of the only question this cache serves, if its policy was query-aware; else None.
         labels: what whoever stored the cache wrote on it (which video, when); kept and checked, but no part of the identity.
     """
 
@@ -59,7 +61,7 @@ class CompressedVideo:
     state: ReadState
     trace: PrefillTrace
     identity: dict[str, str]
-    question: str | None = None
+    question: tuple[str, ...] | None = None
     labels: dict[str, str] = field(default_factory=dict)
 
     def save(self, path: str | Path, labels: Mapping[str, str] | None = None) -> None:
@@ -69,11 +71,11 @@ class CompressedVideo:
             labels: stored with the cache and readable without loading it; default: the cache's own.
         """
         cache, path = self.cache, Path(path)
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for layer in range(cache.shape.layers):
-            tensors[f"keys.{layer}"] = cache.keys(layer).contiguous()
-            tensors[f"values.{layer}"] = cache.values(layer).contiguous()
-            tensors[f"entries.{layer}"] = cache.entries(layer).contiguous()
+            tensors[f"keys.{layer}"] = cache.keys(layer).cpu().contiguous()
+            tensors[f"values.{layer}"] = cache.values(layer).cpu().contiguous()
+            tensors[f"entries.{layer}"] = cache.entries(layer).cpu().contiguous()
         metadata = {
             "schema": SCHEMA,
             "identity": json.dumps(self.identity, sort_keys=True),
@@ -96,19 +98,18 @@ def load_into(cache: BudgetedCache, path: str | Path, identity: dict[str, str]) 
     Raises:
         CacheMismatchError: the file is damaged, or another model, revision, prompt, policy, budget or dtype wrote it.
     """
-    metadata, tensors = read_stored(path, identity, device=cache.shape.device)
+    metadata, tensors = read_stored(path, identity)
     state, trace = json.loads(metadata["state"]), json.loads(metadata["trace"])
     trace["blocks"] = [BlockTrace(**block) for block in trace["blocks"]]
     cache.restore(tensors, protected_tokens=int(metadata["protected_tokens"]), seen_tokens=int(metadata["seen_tokens"]))
     cursor = PositionCursor(**state.pop("cursor"))
     question, labels = json.loads(metadata["question"]), json.loads(metadata["labels"])
-    return CompressedVideo(cache, ReadState(cursor=cursor, **state), PrefillTrace(**trace), identity, question, labels)
+    only = None if question is None else tuple(question)
+    return CompressedVideo(cache, ReadState(cursor=cursor, **state), PrefillTrace(**trace), identity, only, labels)
 
 
-def read_stored(
-    path: str | Path, identity: dict[str, str] | None = None, *, device: torch.device | str = "cpu"
-) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Read a stored cache and check that it is whole; no model is needed.
+def read_stored(path: str | Path, identity: dict[str, str] | None = None) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Read a stored cache to the CPU and check that it is whole; no model is needed.
 
     Args:
         identity: what it must match; None takes any cache.
@@ -120,7 +121,7 @@ def read_stored(
         CacheMismatchError: the file is damaged or cut short, or its identity is another.
     """
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             _check(path, metadata, identity)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -155,5 +156,5 @@ def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
             digest.update(f"{key}={metadata[key]};".encode())
     for name in sorted(tensors):
         digest.update(f"{name}{tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensors[name].view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from engine.answer import answer
 from engine.blocks import BlockPlanner
@@ -20,6 +21,9 @@ from engine.models import ModelAdapter, load_adapter
 from engine.policies import make_policy
 from engine.prefill import Prefill
 from engine.types import Answer, Question, TextPart, VideoBlock
+
+QUESTION_TOKENS = 64
+"""Positions kept free for a question behind the longest video that `Engine.check_length` lets pass, beside the answer's own."""
 
 
 class Engine:
@@ -40,14 +44,18 @@ class Engine:
         """Load a checkpoint.
 
         Args:
-            config: all settings, or just the hub id or folder with other settings as keywords:
-                `Engine.load("Qwen/Qwen2.5-VL-7B-Instruct", budget_tokens=2048)`.
+            config: all settings, or just the hub id or folder.
+            settings: fields of `EngineConfig` that differ: `Engine.load("Qwen/Qwen2.5-VL-7B-Instruct", budget_tokens=2048)`.
 
         Raises:
             ConfigError: the checkpoint, the device, the policy or a setting can't be used; says which and what to do.
         """
-        if isinstance(config, str):
-            config = EngineConfig(model=config, **settings)
+        given = {"model": config} if isinstance(config, str) else config.model_dump()
+        try:
+            config = EngineConfig(**(given | settings))
+        except ValidationError as error:
+            problems = (f"engine.{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors())
+            raise ConfigError("; ".join(problems)) from error
         make_policy(config.policy, config.policy_options)  # a misspelt policy fails before the weights load
         return cls(load_adapter(config), config)
 
@@ -90,11 +98,13 @@ class Engine:
         Raises:
             PositionLimitError: says how long a video fits.
         """
-        needed, limit = self.adapter.span_positions(groups, seconds, height_px, width_px), self.adapter.position_limit
-        if needed >= limit:
-            share = limit / needed
+        head = len(self.adapter.tokenize(self.adapter.prompt_parts()[0], special=True))
+        span, limit = self.adapter.span_positions(groups, seconds, height_px, width_px), self.adapter.position_limit
+        room = max(0, limit - head - QUESTION_TOKENS - self.config.answer.max_new_tokens)
+        if span > room:
+            share = room / span
             raise PositionLimitError(
-                f"the video needs {needed} rotary positions, the model ends at {limit} (engine.position_limit); about {int(groups * share)} of its "
+                f"the video needs {span} rotary positions, the model ends at {limit} (engine.position_limit) and prompt and answer need some; about {int(groups * share)} of its "
                 f"{groups} groups fit ({seconds * share:.0f} of {seconds:.0f} s): sample fewer frames (decode.fps), cut it (decode.start_s, "
                 "decode.end_s), or raise engine.position_limit if this checkpoint extrapolates"
             )
@@ -107,7 +117,8 @@ class Engine:
         Args:
             stream: blocks in order, media items one after the other, text between them as `TextPart`; pulled lazily.
             question: the question, for query-aware policies.
-            resume: what an earlier call returned for the beginning of the same prompt; reading goes on behind it.
+            resume: what an earlier call returned for the beginning of the same prompt; reading goes on behind it, in the same cache,
+                so that `resume` itself must not be asked any more.
 
         Raises:
             ConfigError: the budget is too small for the prompt prefix, or the policy needs a question.
@@ -116,10 +127,12 @@ class Engine:
         """
         if self.query_aware and question is None:
             raise ConfigError(f"engine.policy={self.config.policy} is query-aware and needs the question: pass question=, or use keydiff")
-        cache = resume.cache if resume else self.new_cache()
-        meter = MemoryMeter(self.adapter.device)
         if resume:
-            meter.trace = resume.trace
+            self._check_own(resume)
+            if self.config.compress == "after" or self.config.alignment == "none":
+                raise ConfigError("resume goes on behind whole blocks only: use engine.compress=during and engine.alignment=group")
+        cache = resume.cache if resume else self.new_cache()
+        meter = MemoryMeter(self.adapter.device, resume.trace if resume else None)
         asked = question if self.query_aware else None
         proxy = self.adapter.question_ids(asked) if asked else []
         reader = Prefill(self.adapter, cache, meter, self.config, proxy_ids=proxy, state=resume.state if resume else None)
@@ -127,7 +140,7 @@ class Engine:
             reader.run(stream)
             if self.config.compress == "after":
                 reader.compress_now()
-        return CompressedVideo(cache, reader.state, meter.trace, self.identity, asked.text if asked else None)
+        return CompressedVideo(cache, reader.state, meter.trace, self.identity, (asked.text, *asked.options) if asked else None)
 
     def answer(self, compressed: CompressedVideo, questions: Sequence[Question | str]) -> list[Answer]:
         """Answer questions about what was read. The cache isn't changed, so it can be asked again and again.
@@ -136,15 +149,13 @@ class Engine:
             CacheMismatchError: another model or setting made the cache.
             InputError: the cache was kept for another question (query-aware policies).
         """
-        for key, ours in self.identity.items():
-            if compressed.identity.get(key) != ours:
-                raise CacheMismatchError(
-                    f"this cache was made with {key}={compressed.identity.get(key)}, the engine has {key}={ours}; "
-                    "load that model and setting, or prefill the video again"
-                )
+        self._check_own(compressed)
         asked = [Question(q) if isinstance(q, str) else q for q in questions]
+        meter = MemoryMeter(self.adapter.device, compressed.trace)
         with torch.inference_mode():
-            return answer(self.adapter, compressed, asked, self.config.answer)
+            answers = answer(self.adapter, compressed, asked, self.config.answer)
+        meter.note_peaks()
+        return answers
 
     def load_compressed(self, path: str | Path) -> CompressedVideo:
         """Open a cache that `CompressedVideo.save` stored.
@@ -153,6 +164,14 @@ class Engine:
             CacheMismatchError: it is damaged, or another model, revision, prompt or setting wrote it.
         """
         return load_into(self.new_cache(), path, self.identity)
+
+    def _check_own(self, compressed: CompressedVideo) -> None:
+        for key, ours in self.identity.items():
+            if compressed.identity.get(key) != ours:
+                raise CacheMismatchError(
+                    f"this cache was made with {key}={compressed.identity.get(key)}, the engine has {key}={ours}; "
+                    "load that model and setting, or prefill the video again"
+                )
 
     def new_cache(self) -> BudgetedCache:
         """An empty cache of this engine's budget."""

@@ -38,9 +38,12 @@ def step_peak_entries(layers: int, budget_tokens: int | None, seen_tokens: int, 
 
 
 def process_peak_bytes() -> int:
-    """Largest resident set this process has had."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """Largest resident set this process has had; a child's doesn't start from its parent's, as getrusage's does."""
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class MemoryMeter:
@@ -48,10 +51,11 @@ class MemoryMeter:
 
     Args:
         device: of the model; on CUDA its peak allocation is read, elsewhere it is 0 and the process's peak counts.
+        trace: one to go on filling.
     """
 
-    def __init__(self, device: torch.device):
-        self.device, self.trace = device, PrefillTrace()
+    def __init__(self, device: torch.device, trace: PrefillTrace | None = None):
+        self.device, self.trace = device, trace or PrefillTrace()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -94,8 +98,14 @@ class MemoryMeter:
         trace.blocks.append(block)
         trace.kv_peak_bytes = max(trace.kv_peak_bytes, block.kv_held_bytes)
         trace.kv_full_bytes, trace.kept_tokens = block.kv_full_bytes, block.kept_tokens
-        trace.device_peak_bytes, trace.process_peak_bytes = block.device_peak_bytes, block.process_peak_bytes
+        self.note_peaks()
         trace.vision_s += vision_s
         trace.prefill_s += prefill_s
         trace.evict_s += evict_s
-        trace.last_time_s = time_s
+        trace.last_time_s = max(trace.last_time_s, time_s)
+
+    def note_peaks(self) -> None:
+        """Raise the trace's peaks of device and process to what they are by now."""
+        trace = self.trace
+        trace.device_peak_bytes = max(trace.device_peak_bytes, self.device_peak_bytes())
+        trace.process_peak_bytes = max(trace.process_peak_bytes, process_peak_bytes())

@@ -46,7 +46,6 @@ class Prefill:
         self.state = state or ReadState()
         self.proxy = adapter.embed_text(list(proxy_ids))
         self.text: list[int] = [] if state else adapter.tokenize(adapter.prompt_parts()[0], special=True)
-        self.largest_block_groups: int | None = None
         self.waiting: list[tuple[Tensor, Tensor]] = []  # unaligned blocks: what is encoded but not yet run
         self.vision_s = 0.0
 
@@ -74,20 +73,28 @@ class Prefill:
 
     def read(self, block: VideoBlock) -> None:
         """Encode one block and run it; out of memory, go on with halves as long as nothing of it was lost."""
-        mark, state = self.cache.mark(), self.state
+        mark, state, full = self.cache.mark(), self.state, ""
         try:
-            encoded = self.encode(block)
-            self.waiting.append(encoded)
-            for embeds, entries in self.cut(last=self.config.alignment == "group"):
-                self.step(embeds, entries, time_s=block.times_s[-1])
+            visual_tokens = self.run_block(block)
         except torch.OutOfMemoryError as error:
-            self.state = state
-            for half in self.halved(block, mark, error):
+            # The retry waits until this clause is left: the error keeps every tensor of the failed pass alive.
+            full, self.state = str(error).splitlines()[0], state
+        if full:
+            for half in self.halved(block, mark, full):
                 self.read(half)
             return
         trace = self.meter.trace
         trace.groups, trace.frames = trace.groups + block.groups, trace.frames + len(block.frames)
-        trace.visual_tokens += int((encoded[1][:, 1] >= 0).sum())
+        trace.visual_tokens += visual_tokens
+
+    def run_block(self, block: VideoBlock) -> int:
+        """Vision tower and decoder over one block; returns how many visual tokens it had."""
+        embeds, entries = self.encode(block)
+        self.waiting.append((embeds, entries))
+        visual_tokens = int((entries[:, 1] >= 0).sum())
+        for embeds, entries in self.cut(last=self.config.alignment == "group"):
+            self.step(embeds, entries, time_s=block.times_s[-1])
+        return visual_tokens
 
     def step(self, embeds: Tensor, entries: Tensor, *, protect: bool = False, time_s: float = 0.0) -> None:
         """One pass of the model over one block; each layer evicts as soon as its attention has run.
@@ -206,29 +213,35 @@ class Prefill:
 
     def fitting(self, block: VideoBlock) -> Iterator[VideoBlock]:
         """The block, or its halves when blocks had to shrink before."""
-        if self.largest_block_groups is None or block.groups <= self.largest_block_groups:
+        if self.state.largest_block_groups is None or block.groups <= self.state.largest_block_groups:
             yield block
             return
         for half in halves(block):
             yield from self.fitting(half)
 
-    def halved(self, block: VideoBlock, mark: Mark, error: torch.OutOfMemoryError) -> tuple[VideoBlock, VideoBlock]:
+    def halved(self, block: VideoBlock, mark: Mark, full: str) -> tuple[VideoBlock, VideoBlock]:
         """Undo the block and cut it, or give up with what to do.
+
+        Args:
+            full: what the device said.
 
         Raises:
             OutOfMemoryError: the block is one group, or layers have evicted already and can't be undone.
         """
         groups = block.groups
-        advice = f"set engine.block_tokens to half of {self.config.block_tokens}, lower decode.max_frame_px, or use a larger device"
-        if groups < 2 or self.config.alignment != "group" or not self.cache.can_roll_back(mark):
-            first_line = str(error).splitlines()[0]
-            raise OutOfMemoryError(f"no room for a block of {groups} groups at {block.times_s[0]:.1f} s: {first_line}; {advice}") from error
-        self.cache.roll_back(mark)
         self.waiting = []
+        if groups < 2 or self.config.alignment != "group" or not self.cache.can_roll_back(mark):
+            raise OutOfMemoryError(
+                f"no room for a block of {groups} groups at {block.times_s[0]:.1f} s: {full}; "
+                f"set engine.block_tokens to half of {self.config.block_tokens}, lower decode.max_frame_px, or use a larger device"
+            )
+        self.cache.roll_back(mark)
         if self.adapter.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.largest_block_groups = (groups + 1) // 2
-        self.meter.trace.warnings.append(f"blocks halved to {self.largest_block_groups} groups at {block.times_s[0]:.1f} s: out of memory")
+        self.state = replace(self.state, largest_block_groups=(groups + 1) // 2)
+        self.meter.trace.warnings.append(
+            f"blocks halved to {self.state.largest_block_groups} groups at {block.times_s[0]:.1f} s: out of memory"
+        )
         return halves(block)
 
     def check(self, positions: Tensor) -> None:

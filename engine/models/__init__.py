@@ -17,7 +17,16 @@ from engine.errors import ConfigError
 from engine.geometry import FrameGeometry
 from engine.models.base import ModelAdapter, kv_dimensions
 
-__all__ = ["ModelAdapter", "adapter_class", "checkpoint_digest", "kv_dimensions", "load_adapter", "load_geometry", "model_path"]
+__all__ = [
+    "ModelAdapter",
+    "adapter_class",
+    "checkpoint_digest",
+    "choose_dtype",
+    "kv_dimensions",
+    "load_adapter",
+    "load_geometry",
+    "model_path",
+]
 
 DIGEST_BYTES = 1 << 16
 BUNDLED = Path(__file__).parents[1] / "bundled" / "qwen2_5_vl_tiny"
@@ -83,7 +92,7 @@ def load_adapter(config: EngineConfig) -> ModelAdapter:
     hf_config, processor = _config_and_processor(config)
     adapter = adapter_class(hf_config.model_type)
     device = choose_device(config.device)
-    dtype = getattr(torch, config.dtype) if config.dtype != "auto" else (torch.float32 if device.type == "cpu" else torch.bfloat16)
+    dtype = choose_dtype(config.dtype, device.type)
     try:
         model = adapter.load_model(
             model_path(config), config=hf_config, dtype=dtype, revision=config.revision, trust_remote_code=config.trust_remote_code
@@ -92,6 +101,13 @@ def load_adapter(config: EngineConfig) -> ModelAdapter:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"engine.model={config.model}: weights could not be loaded: {_first_line(error)}") from error
     return adapter(model, processor, config)
+
+
+def choose_dtype(dtype: str, device: str) -> torch.dtype:
+    """The type of weights and cache for `engine.dtype` on a device of that name; touches no device."""
+    if dtype != "auto":
+        return getattr(torch, dtype)
+    return torch.float32 if device.startswith("cpu") else torch.bfloat16
 
 
 def choose_device(name: str) -> torch.device:

@@ -74,7 +74,7 @@ class ModelAdapter(ABC):
             raise ConfigError(f"engine.model={config.model}: sliding-window layers are not supported; use a checkpoint with full attention")
         attention.register()
         self.text_config._attn_implementation = attention.NAME
-        self.kernel = attention.choose_kernel(config.attention, self.device)
+        self.kernel = attention.choose_kernel(config.attention, self.device, self.dtype, kv_dimensions(model.config)[2])
         self._cache_argument = "cache" if "cache" in inspect.signature(self.text_model.forward).parameters else "past_key_values"
 
     # What a family must say

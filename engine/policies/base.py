@@ -81,11 +81,6 @@ class EvictionPolicy:
         return self.score(view)[:, view.protected :].topk(count, dim=-1, sorted=False).indices + view.protected
 
 
-def shared(scores: Tensor) -> Tensor:
-    """Mean over KV heads, given back to each of them: makes a policy keep whole tokens (slots must be aligned across heads)."""
-    return scores.mean(0, keepdim=True).expand_as(scores)
-
-
 def hashed_uniform(index: Tensor, *salts: int) -> Tensor:
     """A fixed number in [0, 1) for each entry, from its sequence index and some integers (SplitMix64's finaliser).
 

@@ -125,6 +125,26 @@ def test_vision_features_block_by_block_equal_all_at_once(family, load_engine):
     assert whole.std() > 1e-3
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_keys_turned_back_are_the_keys_before_rope(family, load_engine, reference):
+    """`unrotate` against the projection's own output, at the positions the cache recorded."""
+    engine = load_engine(family, budget_tokens=600, block_tokens=40)
+    attention, raw = engine.adapter.text_model.layers[1].self_attn, []
+    normalise = getattr(attention, "k_norm", torch.nn.Identity())
+
+    def remember(module, inputs, output):
+        raw.append(normalise(output.view(*output.shape[:2], -1, attention.head_dim))[0].transpose(0, 1))
+
+    hook = attention.k_proj.register_forward_hook(remember)
+    try:
+        cache = engine.prefill(stream(engine, make_media(engine, "vi"))).cache
+    finally:
+        hook.remove()
+    turned_back = engine.adapter.unrotate(cache.keys(1), cache.positions(1))
+    assert (turned_back - torch.cat(raw, 1)).abs().max() < 1e-4
+    assert (cache.keys(1) - torch.cat(raw, 1)).abs().max() > 0.1, "nothing was turned"
+
+
 @pytest.mark.parametrize("kind", ["video", "image"])
 def test_pixels_equal_the_processors(kind, folders, load_engine):
     """uint8 frames turn into the very patches that transformers' processor makes."""
