@@ -6,7 +6,7 @@ OLDEST := .venv-oldest
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test lint unit oldest soak clean
+.PHONY: demo test lint unit oldest soak browser clean
 
 $(BIN)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,7 +31,12 @@ lint: $(BIN)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-unit: $(BIN)/installed
+# A headless browser for the tests of the report's page; only fetched where none is found.
+browser:
+	command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable || \
+	  (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium > /dev/null)
+
+unit: $(BIN)/installed browser
 	$(BIN)/python -m pytest
 
 oldest: $(OLDEST)/installed
