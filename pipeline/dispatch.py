@@ -95,7 +95,9 @@ def _awaited_room(config: JobConfig, videos: int, grows: bool) -> Room:
             if not grows or now_s - began_s >= config.pool.cluster_wait_s:
                 raise
             if told_s == began_s or now_s - told_s >= WAITING_TOLD_EVERY_S:
-                log.warning("%s; waiting for nodes, %.0f of pool.cluster_wait_s=%g s", error, now_s - began_s, config.pool.cluster_wait_s)
+                log.warning(
+                    "%s; waiting for nodes to join, %.0f of pool.cluster_wait_s=%g s", error, now_s - began_s, config.pool.cluster_wait_s
+                )
                 told_s = now_s
             time.sleep(min(NODES_ASKED_EVERY_S, config.pool.cluster_wait_s))
 
