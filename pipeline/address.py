@@ -32,10 +32,16 @@ def split_s3(uri: str) -> tuple[str, str] | None:
 
 
 def local_path(uri: str) -> Path:
-    """Absolute path of a local path or file:// address."""
+    """Absolute path of a local path or file:// address.
+
+    Raises:
+        StorageError: another machine's file, or a null character, which no path can hold.
+    """
     if uri.startswith("file://"):
         parts = urlsplit(uri)
         if parts.netloc not in ("", "localhost"):
             raise StorageError(f"{uri}: names the host {parts.netloc!r}; write file:///path")
         uri = unquote(parts.path)
+    if "\0" in uri:
+        raise StorageError(f"{uri!r:.80} holds a null character, which no path can; correct it")
     return Path(os.path.abspath(os.path.expanduser(uri)))

@@ -129,6 +129,10 @@ def translated(uri: str, endpoint: str | None = None) -> Iterator[None]:
     except OSError as error:
         kind, message = _BY_ERRNO.get(error.errno or 0, (StorageError, f"{error.strerror or error}"))
         raise kind(f"{uri}: {message}") from None
+    except ValueError as error:  # a name that can't be one: a null character, a broken character
+        if isinstance(error, InputError):
+            raise
+        raise StorageError(f"{uri!r}: {_redacted(str(error))}") from None
 
 
 def http_status(error: botocore.ClientError) -> int:

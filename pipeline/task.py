@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -22,7 +22,7 @@ class ManifestQuestion(BaseModel):
 
     question_id: str = Field(min_length=1, max_length=1000)
     question: str = Field(max_length=MAX_TEXT_CHARS)
-    options: tuple[str, ...] = Field((), max_length=MAX_OPTIONS)
+    options: tuple[Annotated[str, Field(max_length=MAX_TEXT_CHARS)], ...] = Field((), max_length=MAX_OPTIONS)
     expected: str | None = Field(None, max_length=MAX_TEXT_CHARS)
     extra: dict[str, Any] = Field(default_factory=dict)
 
@@ -39,8 +39,6 @@ class ManifestQuestion(BaseModel):
     def _answerable(self) -> ManifestQuestion:
         if not self.question.strip():
             raise ValueError("question is empty")
-        if max(map(len, self.options), default=0) > MAX_TEXT_CHARS:
-            raise ValueError(f"an option is longer than {MAX_TEXT_CHARS} characters")
         if self.options and self.expected is not None and self.expected not in self.options:
             last = _letter(len(self.options) - 1)
             if len(self.expected) != 1 or not "A" <= self.expected.upper() <= last:
