@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.errors import ReelkeepError
+from jobs.complaint import complain, shown
 from pipeline.config import JobConfig, load_config
 from pipeline.logs import set_up_logging
 from pipeline.plan import VideoPlan, plan_video, predicted_kv_bytes
@@ -122,8 +123,8 @@ def show_summary(summary: RunSummary, console: Console) -> None:
 
 def plain(text: str, longest: int = 300) -> Text:
     """Foreign text as it may be shown on a terminal: one line, no control characters, no escapes, no markup."""
-    shown = "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
-    return Text(shown if len(shown) <= longest else shown[: longest - 1] + "…")
+    line = shown(str(text).replace("\n", " "))
+    return Text(line if len(line) <= longest else line[: longest - 1] + "…")
 
 
 def bytes_text(count: int) -> str:
@@ -137,7 +138,7 @@ def bytes_text(count: int) -> str:
 
 
 def _say(error: ReelkeepError | str, code: int) -> int:
-    print(f"reelkeep: {error}", file=sys.stderr)
+    complain(f"reelkeep: {error}")
     return code
 
 

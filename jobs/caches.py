@@ -18,6 +18,7 @@ from rich.table import Column, Table
 
 from engine.errors import CacheMismatchError, InputError, ReelkeepError
 from jobs.answer import bytes_text, plain
+from jobs.complaint import complain
 from pipeline.caches import CacheStore, StoredCache
 from pipeline.config import StorageConfig
 from pipeline.progress import clock_time
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return int(arguments.action(store, arguments, console))
     except ReelkeepError as error:
-        print(f"reelkeep caches: {error}", file=sys.stderr)
+        complain(f"reelkeep caches: {error}")
         return UNUSABLE
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from engine.errors import ReelkeepError
 from jobs import answer, generate
+from jobs.complaint import complain
 
 CONFIG = Path(__file__).parents[1] / "configs" / "demo.yaml"
 
@@ -64,4 +65,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except ReelkeepError as error:
-        sys.exit(f"demo: {error}")
+        complain(f"demo: {error}")
+        sys.exit(1)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import ConfigError, ReelkeepError
+from jobs.complaint import complain
 from pipeline.synthetic.dataset import plan_videos, write_dataset
 from pipeline.synthetic.questions import KINDS
 from pipeline.synthetic.script import EVENTS
@@ -32,7 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         manifest = write_dataset(Path(arguments.output), planned)
     except ReelkeepError as error:
-        print(f"generate: {error}", file=sys.stderr)
+        complain(f"generate: {error}")
+        return 2
+    except OSError as error:
+        complain(f"generate: --output={arguments.output}: {error.strerror or error}; name a folder that can be written")
         return 2
     rows = [json.loads(line) for line in manifest.read_text().splitlines()]
     kinds = Counter(q["question_id"].rsplit("-", 1)[0] for row in rows for q in row["questions"])

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import InputError, ReelkeepError
-from pipeline.manifest import tasks_from_rows
+from jobs.complaint import complain
+from pipeline.manifest import PROBLEMS_SHOWN, ManifestError, tasks_from_rows
 from pipeline.manifest_rows import Row
 from pipeline.storage import Storage, join_uri
 
@@ -95,6 +96,9 @@ def convert_mlvu(annotations: Path, videos: str, output: str, tasks: Sequence[st
             left_out.append(f"{where}: {problem}")
         else:
             rows.append(Row(where, row))
+    if left_out and not rows:
+        reasons = "\n".join(f"  {line}" for line in left_out[:PROBLEMS_SHOWN])
+        raise ManifestError(f"annotations={annotations}: none of its {len(left_out)} annotations can be used; the first:\n{reasons}")
     tasks_from_rows(rows, output)
     text = "".join(json.dumps(row.values, ensure_ascii=False) + "\n" for row in rows)
     Storage().write_bytes(output, text.encode())
@@ -114,10 +118,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         written, left_out = convert_mlvu(given.annotations, given.videos, given.output, given.tasks)
     except ReelkeepError as error:
-        print(error, file=sys.stderr)
+        complain(error)
         return 2
     for line in left_out:
-        print(f"left out {line}", file=sys.stderr)
+        complain(f"left out {line}")
     print(f"{given.output}: {written} questions written, {len(left_out)} left out, {written + len(left_out)} read")
     return 0
 

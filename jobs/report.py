@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from engine.errors import ReelkeepError
+from jobs.complaint import complain
 from jobs.report_page.facts import read_run
 from jobs.report_page.page import render
 from jobs.report_page.thumbnails import thumbnails
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         target = arguments.output or join_uri(arguments.run, "report.html")
         storage.write_bytes(target, render(facts, pictures).encode(errors="replace"))
     except ReelkeepError as error:
-        print(f"reelkeep report: {error}", file=sys.stderr)
+        complain(f"reelkeep report: {error}")
         return UNUSABLE
     print(target)
     return WRITTEN
