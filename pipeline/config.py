@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import reprlib
+import stat
 import sys
 import types
 import typing
@@ -25,6 +27,11 @@ ENV_PREFIX = "REELKEEP_"
 COMMIT_VARIABLE = "REELKEEP_COMMIT"
 """Set by an image's build to the source commit; recorded in run.json where there is no git checkout to ask."""
 
+MAX_YAML_BYTES = 2**20
+
+_REPR = reprlib.Repr()
+_REPR.maxlevel = 3
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 _SECRET = re.compile(r"access_?key|secret|password|passwd|credential|session_?token|api_?key|^token$|^aws_", re.IGNORECASE)
 
 
@@ -177,15 +184,22 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
             if isinstance(key, typing.Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r:.80} is given twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
 def _read_yaml(path: str) -> dict[str, Any]:
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-        content = yaml.load(text, Loader=_StrictLoader)
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ConfigError(f"config={path}: isn't a regular file; name a YAML file")
+        with open(path, "rb") as file:
+            data = file.read(MAX_YAML_BYTES + 1)
+        if len(data) > MAX_YAML_BYTES:
+            raise ConfigError(f"config={path}: is larger than {MAX_YAML_BYTES} bytes; name a YAML file of settings")
+        content = yaml.load(data.decode("utf-8-sig"), Loader=_StrictLoader)
+    except ConfigError:
+        raise
     except FileNotFoundError:
         raise ConfigError(f"config={path}: no such file; the shipped ones are in configs/") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -194,6 +208,10 @@ def _read_yaml(path: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except RecursionError:
+        raise ConfigError(f"config={path}: is nested too deep; settings have two levels") from None
+    except (ValueError, TypeError) as error:  # a date that isn't one, say, or a key that is a list
+        raise ConfigError(f"config={path}: holds a value that can't be read: {error}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -225,7 +243,7 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any], model: type[BaseModel]
 def _plain_value(text: Any) -> Any:
     try:
         value = yaml.safe_load(text) if isinstance(text, str) else text
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
         return text
     return value if isinstance(value, float | int | str | bool) else text
 
@@ -277,5 +295,6 @@ def _holds(source: Mapping[str, Any], loc: tuple[Any, ...]) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    """A value in at most 80 characters, found without writing all of it out: it may be huge, or hold itself."""
+    text = _REPR.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from engine.errors import InputError
-from pipeline.storage import Storage
+from pipeline.storage import Storage, local_path, split_s3
 
 MAX_MANIFEST_BYTES = 2 * 2**30
 
@@ -47,6 +47,8 @@ def read_rows(uri: str, storage: Storage, *, questions_only: bool = False) -> It
         readers |= {".json": _json_list, ".txt": _text}
     if suffix not in readers:
         raise InputError(f"{uri}: the suffix {suffix!r} isn't one of {', '.join(readers)}; convert or rename the file")
+    if split_s3(uri) is None and local_path(uri).exists() and not (local_path(uri).is_file() or local_path(uri).is_dir()):
+        raise InputError(f"{uri}: isn't a regular file; write it to one first")
     size = storage.size(uri)
     if size > MAX_MANIFEST_BYTES:
         raise InputError(f"{uri}: its {size} bytes exceed {MAX_MANIFEST_BYTES}; split it")

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError, InputError
 from engine.models import checkpoint_digest
 from pipeline.config import JobConfig
 from pipeline.manifest import VideoTask
@@ -162,7 +163,13 @@ class ResultStore:
         """Which committed videos were set aside: their result is an error."""
 
         def is_error(name: str) -> bool:
-            return json.loads(self.storage.read_bytes(self._uri("results", f"{name}.json"))).get("error") is not None
+            uri = self._uri("results", f"{name}.json")
+            try:
+                return dict(json.loads(self.storage.read_bytes(uri))).get("error") is not None
+            except (ValueError, TypeError, RecursionError) as error:
+                if isinstance(error, InputError):
+                    raise
+                raise StorageError(f"{uri}: damaged ({error}); delete it and run again") from None
 
         with ThreadPoolExecutor(16) as threads:
             return {video_id for video_id, error in zip(fingerprints, threads.map(is_error, fingerprints.values()), strict=True) if error}
@@ -173,11 +180,22 @@ class ResultStore:
             self.storage.delete(self._uri("results", f"{name}.json"))
 
     def settings_before(self) -> dict[str, Any] | None:
-        """The `answer_settings` of the results that are here; None where there are none."""
+        """The `answer_settings` of the results that are here; None where there are none.
+
+        Raises:
+            ConfigError: the output's settings.json is something else, or was cut short.
+        """
         try:
-            return dict(json.loads(self.storage.read_bytes(self._uri("settings.json"))))
+            data = self.storage.read_bytes(self._uri("settings.json"))
         except MissingObjectError:
             return None
+        try:
+            settings = json.loads(data)
+        except (ValueError, RecursionError):
+            settings = None
+        if not isinstance(settings, dict) or not all(isinstance(settings.get(section), dict) for section in ("engine", "decode")):
+            raise ConfigError(f"output={self.output} holds a settings.json that this job didn't write; name another output or delete it")
+        return settings
 
     def note_settings(self, config: JobConfig) -> None:
         """Record the settings that the tables will be made of."""

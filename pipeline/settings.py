@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from engine.config import EngineConfig
-from pipeline.video.config import DecodeConfig
+from pipeline.video.config import MAX_WAIT_S, DecodeConfig
 
 SECRET_REMEDY = (
     "credentials aren't taken from settings; put them in the usual AWS places "
@@ -19,7 +19,7 @@ SECRET_REMEDY = (
 class StorageConfig(BaseModel):
     """Where objects are, how patiently they are fetched, and how much disk may be used meanwhile."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     endpoint_url: str | None = Field(
         None, description="Address of an S3-compatible server, e.g. http://127.0.0.1:9000; default: AWS, or AWS_ENDPOINT_URL."
@@ -36,10 +36,12 @@ class StorageConfig(BaseModel):
     spool_bytes: int = Field(
         64 * 2**30, ge=1, description="Most bytes all downloads on one machine may take together in spool_dir; a larger video is refused."
     )
-    spool_wait_s: float = Field(600.0, ge=0.0, description="Seconds to wait for other videos to leave room in spool_dir before giving up.")
+    spool_wait_s: float = Field(
+        600.0, ge=0.0, le=MAX_WAIT_S, description="Seconds to wait for other videos to leave room in spool_dir before giving up."
+    )
     max_attempts: int = Field(5, ge=1, le=20, description="Tries of one request, the first included, with growing pauses between them.")
-    connect_timeout_s: float = Field(10.0, gt=0.0, description="Seconds to wait for a connection.")
-    read_timeout_s: float = Field(60.0, gt=0.0, description="Seconds without a byte after which a request has failed.")
+    connect_timeout_s: float = Field(10.0, gt=0.0, le=MAX_WAIT_S, description="Seconds to wait for a connection.")
+    read_timeout_s: float = Field(60.0, gt=0.0, le=MAX_WAIT_S, description="Seconds without a byte after which a request has failed.")
     download_threads: int = Field(4, ge=1, le=64, description="Parallel range requests of one download.")
     verify_etag: bool = Field(
         True, description="Compare a download with the object's ETag where that is an MD5. Switch off for servers whose ETag isn't one."
@@ -61,7 +63,7 @@ class StorageConfig(BaseModel):
 class PoolConfig(BaseModel):
     """How many engines run at once, on what, and how often a video is tried."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     min_actors: int = Field(1, ge=1, description="Engines that are always up.")
     max_actors: int | None = Field(None, ge=1, description="Most engines at once; default: as many as the cluster has room for.")
@@ -75,7 +77,10 @@ class PoolConfig(BaseModel):
     num_cpus: float = Field(1.0, ge=0.0, description="CPUs that Ray sets aside for one engine.")
     threads: int | None = Field(None, ge=1, description="Threads PyTorch may use in one engine; default: num_cpus rounded up.")
     cluster_wait_s: float = Field(
-        900.0, ge=0.0, description="Seconds to wait for nodes of the cluster in RAY_ADDRESS to start and join until the smallest pool fits."
+        900.0,
+        ge=0.0,
+        le=MAX_WAIT_S,
+        description="Seconds to wait for nodes of the cluster in RAY_ADDRESS to start and join until the smallest pool fits.",
     )
     max_attempts: int = Field(3, ge=1, description="Tries of one video, counting those that killed the process, before it is quarantined.")
 
@@ -95,7 +100,7 @@ class PoolConfig(BaseModel):
 class CachesConfig(BaseModel):
     """What is kept of a video once it has been read, for later questions and for whoever takes it over."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     retain: Literal["all", "none"] = Field(
         "all",
@@ -118,20 +123,20 @@ class CachesConfig(BaseModel):
 class LogConfig(BaseModel):
     """What is told while a job runs."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least serious line that is written.")
     format: Literal["text", "json"] = Field("text", description="text for people, json (an object a line) for log collectors.")
     progress: Literal["auto", "live", "lines", "off"] = Field(
         "auto", description="live rewrites one line, lines writes one now and then; auto: live on a terminal, lines elsewhere."
     )
-    progress_interval_s: float = Field(60.0, gt=0.0, description="Seconds between two progress lines.")
+    progress_interval_s: float = Field(60.0, gt=0.0, le=MAX_WAIT_S, description="Seconds between two progress lines.")
 
 
 class JobConfig(BaseModel):
     """Watch videos, answer questions about them, write Parquet."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     manifest: str | None = Field(None, description="What to watch and ask: a Parquet, JSON Lines or CSV file, local or s3://.")
     videos: str | None = Field(None, description="Instead of a manifest: a folder or s3:// prefix whose videos all get the same questions.")
