@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
-import math
 import os
 import unicodedata
 from collections import Counter
@@ -16,6 +14,7 @@ from pydantic import ValidationError
 
 from engine.errors import InputError
 from pipeline.config import JobConfig, describe_errors
+from pipeline.manifest_columns import QUESTION_COLUMNS, checked_columns, column_notes
 from pipeline.manifest_rows import Row, RowProblem, read_rows
 from pipeline.storage import ObjectStat, Storage, join_uri, local_path, split_s3
 from pipeline.storage_errors import StorageError, StorageSetupError
@@ -24,13 +23,8 @@ from pipeline.task import ManifestQuestion, VideoTask
 __all__ = ["Manifest", "ManifestError", "ManifestQuestion", "VideoTask", "read_manifest", "resolve_uri", "tasks_from_rows"]
 
 PROBLEMS_SHOWN = 20
-COLUMNS_NOTED = 1000
-MAX_DEPTH = 64
-MAX_EXTRA_CHARS = 1_000_000
 _VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts", ".flv", ".wmv", ".3gp", ".ogv")
 MEDIA_SUFFIXES = (*_VIDEO_SUFFIXES, ".gif", ".jpg", ".jpeg", ".png", ".webp", ".bmp")
-_FLAT_FIELDS = ("question_id", "question", "options", "expected")
-_COLUMNS = ("video_id", "uri", "questions", *_FLAT_FIELDS)
 
 
 class ManifestError(InputError):
@@ -112,11 +106,7 @@ def _tasks(source: str, rows: Iterator[Row | RowProblem], notes: list[str]) -> l
         problems.append("there are no rows")
     if problems:
         raise _manifest_error(source, problems)
-    for name, changed in list(extras.items())[:COLUMNS_NOTED]:
-        if changed:
-            notes.append(f"column {name!r:.80} holds numbers that JSON can't (NaN, infinity); they are null in `extra`")
-        if near := difflib.get_close_matches(name[:80].lower(), _COLUMNS, n=1, cutoff=0.85):
-            notes.append(f"column {name!r:.80} isn't one that is read and goes into `extra`; did you mean {near[0]}?")
+    notes += column_notes(extras)
     return [
         VideoTask(video_id=name, uri=v["uri"], questions=tuple(q for q, _ in v["questions"]), extra=v["extra"])
         for name, v in videos.items()
@@ -124,7 +114,7 @@ def _tasks(source: str, rows: Iterator[Row | RowProblem], notes: list[str]) -> l
 
 
 def _add_row(row: Row, folder: str, videos: dict[str, dict[str, Any]], extras: dict[str, bool]) -> None:
-    values = _checked_extra(row.values, extras)
+    values = checked_columns(row.values, extras)
     uri = _identifier("uri", values.pop("uri", None))
     video_id = values.pop("video_id", None)
     video_id = _identifier("video_id", uri.rstrip("/").rpartition("/")[2] if video_id is None else video_id)
@@ -133,7 +123,7 @@ def _add_row(row: Row, folder: str, videos: dict[str, dict[str, Any]], extras: d
     if flat and "question" not in values:
         raise ValueError("has neither `questions` (a list) nor `question`")
     if not flat:
-        mixed = [name for name in _FLAT_FIELDS if name in values]
+        mixed = [name for name in QUESTION_COLUMNS if name in values]
         if mixed:
             raise ValueError(f"has both `questions` and {mixed[0]}; put it inside the questions")
         questions = values.pop("questions")
@@ -147,49 +137,9 @@ def _add_row(row: Row, folder: str, videos: dict[str, dict[str, Any]], extras: d
     first = videos.setdefault(video_id, {"uri": uri, "flat": True, "where": row.where, "extra": {}, "questions": []})
     if not first["flat"] or first["uri"] != uri:
         raise ValueError(f"video_id {video_id!r} was already given in {first['where']} with uri {first['uri']!r}; ids must be unique")
-    question = {name: values.pop(name, None) for name in _FLAT_FIELDS}
+    question = {name: values.pop(name, None) for name in QUESTION_COLUMNS}
     checked = _checked_questions([question], start=len(first["questions"]), extra=values)
     first["questions"].append((checked[0], row.where))
-
-
-def _checked_extra(row: Mapping[str, Any], extras: dict[str, bool]) -> dict[str, Any]:
-    """A row whose further columns are as JSON can hold them; notes in `extras` their names, and which of them had to be changed."""
-    values: dict[str, Any] = {}
-    sizes: dict[str, int] = {}
-    for name, value in row.items():
-        try:
-            plain, changed = _json_value(value)
-        except RecursionError:
-            raise ValueError(f"column {name!s:.80} is nested deeper than {MAX_DEPTH}; flatten it") from None
-        values[name] = value if name in _COLUMNS else plain
-        if name not in _COLUMNS:
-            sizes[name] = len(name) + len(json.dumps(plain, ensure_ascii=False))
-            extras[name] = extras.get(name, False) or changed
-    if sum(sizes.values()) > MAX_EXTRA_CHARS:
-        largest = max(sizes, key=lambda name: sizes[name])
-        raise ValueError(
-            f"further columns of {sum(sizes.values())} characters exceed {MAX_EXTRA_CHARS}; leave out the largest, {largest:.80}"
-        )
-    return values
-
-
-def _json_value(value: Any, depth: int = 0) -> tuple[Any, bool]:
-    """A value as JSON can hold it, and whether a number in it had to become null.
-
-    Raises:
-        RecursionError: lists and objects deeper than MAX_DEPTH.
-    """
-    if depth >= MAX_DEPTH and isinstance(value, Mapping | list | tuple):
-        raise RecursionError
-    if isinstance(value, Mapping):
-        inside = {str(key): _json_value(v, depth + 1) for key, v in value.items()}
-        return {key: plain for key, (plain, _) in inside.items()}, any(changed for _, changed in inside.values())
-    if isinstance(value, list | tuple):
-        items = [_json_value(v, depth + 1) for v in value]
-        return [plain for plain, _ in items], any(changed for _, changed in items)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None, True
-    return (value if isinstance(value, str | int | float | None) else str(value)), False
 
 
 def _checked_questions(questions: Iterable[Any], start: int = 0, extra: Mapping[str, Any] | None = None) -> list[ManifestQuestion]:
@@ -267,7 +217,7 @@ def _listed_tasks(videos: str, questions: str, storage: Storage, notes: list[str
             problems.append(f"{row.where}: {row.problem}")
             continue
         try:
-            asked += _checked_questions([_checked_extra(row.values, {})], start=number)
+            asked += _checked_questions([checked_columns(row.values, {})], start=number)
         except ValueError as error:
             problems += [f"{row.where}: {line}" for line in str(error).splitlines()]
     problems += _doubled_questions({"questions": [(q, "questions") for q in asked]})

@@ -44,7 +44,7 @@ def table_rows(task: VideoTask, result: VideoResult, settings: Mapping[str, Any]
     """The rows of one video for every table; what the result leaves out comes from the task and the run's settings."""
     common = {**settings, "video_id": task.video_id, "uri": task.uri, "error": result.error}
     given = {row.get("question_id"): row for row in result.answers}
-    answers = []
+    answers, extra = [], _extra(task.extra)
     for question in task.questions:
         row = dict(given.get(question.question_id, {}))
         if result.error is not None:
@@ -53,10 +53,11 @@ def table_rows(task: VideoTask, result: VideoResult, settings: Mapping[str, Any]
             row["error"] = row.get("error") or "the engine returned no answer"
         if row.get("error"):
             row |= {"answer": None, "choice": None, "choice_probabilities": [], "finish_reason": "error"}
-        asked = {"question_id": question.question_id, "question": question.question, "options": list(question.options)}
-        answers.append(_row(ANSWERS, common | row | asked | {"expected": question.expected, "extra": _extra(task.extra | question.extra)}))
+        asked: dict[str, Any] = {"question_id": question.question_id, "question": question.question, "options": list(question.options)}
+        asked |= {"expected": question.expected, "extra": _extra(task.extra | question.extra) if question.extra else extra}
+        answers.append(_row(ANSWERS, common | row | asked))
     warnings = list(dict.fromkeys([*(result.memory.get("warnings") or []), *result.warnings]))
-    memory = _row(MEMORY, result.memory | common | {"warnings": warnings, "extra": _extra(task.extra)})
+    memory = _row(MEMORY, result.memory | common | {"warnings": warnings, "extra": extra})
     trace = [_row(TRACE, common | {"block": number} | block) for number, block in enumerate(result.trace)]
     set_aside = memory | {"questions": len(answers), "stage": result.stage, "last_error": result.last_error or result.error}
     return {

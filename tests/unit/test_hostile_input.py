@@ -12,7 +12,8 @@ from jobs import answer, ask, caches, generate, report
 from jobs import manifest as mlvu
 from jobs.complaint import complain
 from pipeline.config import JobConfig
-from pipeline.manifest import MAX_DEPTH, Manifest, ManifestError, read_manifest
+from pipeline.manifest import Manifest, ManifestError, read_manifest
+from pipeline.manifest_columns import MAX_DEPTH
 from pipeline.storage import Storage, local_path
 from pipeline.storage_errors import StorageError, translated
 
