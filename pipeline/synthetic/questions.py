@@ -84,7 +84,9 @@ def _exists(rng: np.random.Generator, script: Script, _: np.ndarray) -> _Drawn:
         colours, figures = {c for c, _ in there}, {f for _, f in there}
         hard = sorted({(c, f) for c in colours for f in figures} - there)
         half = sorted({(c, f) for c in COLOURS for f in SHAPES if (c in colours) != (f in figures)})
-        colour, figure = _pick(rng, hard if hard and rng.random() < 0.6 else half)
+        if not (hard or half):  # every colour and every shape is there, in every pairing
+            return None
+        colour, figure = _pick(rng, hard if hard and (not half or rng.random() < 0.6) else half)
     article = "an" if colour == "orange" else "a"
     return f"Is there {article} {colour} {figure}?", "yes" if (colour, figure) in there else "no", ["yes", "no"]
 
