@@ -43,7 +43,9 @@ def _together(adapter: ModelAdapter, compressed: CompressedVideo, questions: Seq
     """One batch, or its halves when the device has no room for its tails."""
     try:
         return _Batch(adapter, compressed, questions, config).run()
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
         full = str(error).splitlines()[0]  # the retry waits until the error, and with it the tensors of the failed pass, are gone
     if len(questions) == 1:
         remedy = "shorten it, lower engine.budget_tokens or answer.max_new_tokens, or use a larger device"
@@ -61,7 +63,7 @@ class _Batch:
         self.questions, self.start_position = questions, compressed.state.cursor.next
         state = compressed.state
         close = adapter.tokenize(adapter.close_text(state.kind), special=True) if state.open and state.kind else []
-        self.prompts = [close + adapter.question_ids(q) for q in questions]
+        self.prompts = [close + adapter.question_ids(q) if _is_text(q) else close[:1] or [0] for q in questions]
         self.problems = [self.problem(row) for row in range(len(questions))]
         self.prompt_tokens = [len(p) for p in self.prompts]
         # A question that can't be put takes one token's room in the batch, however long it is.
@@ -75,7 +77,8 @@ class _Batch:
         started = time.perf_counter()
         mark = self.cache.mark()
         try:
-            self.cache.begin_tail(len(self.questions), int(self.counts.max()) + self.config.max_new_tokens)
+            longest = max((int(self.counts[row]) + self.config.max_new_tokens for row in self.rows(with_options=False)), default=0)
+            self.cache.begin_tail(len(self.questions), max(longest, int(self.counts.max())))
             logits = self.read_questions()
             for row, finite in enumerate(torch.isfinite(logits).all(-1).tolist()):
                 self.note_time(row, started)
@@ -90,6 +93,8 @@ class _Batch:
     def problem(self, row: int) -> str | None:
         """Why a question can't be put to the model, if so."""
         question, limit = self.questions[row], self.adapter.position_limit
+        if not _is_text(question):
+            return "the question or an option holds a lone surrogate, which is no character; remove it"
         if not question.text.strip():
             return "the question is empty; give it a text"
         if len(question.options) > MAX_OPTIONS:
@@ -158,9 +163,10 @@ class _Batch:
 
     def sample(self, logits: Tensor, generator: torch.Generator) -> int:
         """The next token, from the nucleus of `top_p`."""
-        probabilities = torch.softmax(logits.cpu() / self.config.temperature, dim=-1)
-        ordered, ids = probabilities.sort(descending=True)
+        spread = (logits - logits.max()).double().cpu() / self.config.temperature
+        ordered, ids = torch.softmax(spread, dim=-1).sort(descending=True)
         outside = ordered.cumsum(-1) - ordered >= self.config.top_p
+        outside[0] = False  # the likeliest token stays, however small top_p is
         return int(ids[torch.multinomial(ordered.masked_fill(outside, 0.0), 1, generator=generator)])
 
     def generator(self, question: Question) -> torch.Generator:
@@ -200,3 +206,12 @@ class _Batch:
         text = self.adapter.tokenizer.decode(self.tokens[row], skip_special_tokens=True).strip()
         reason: FinishReason = "stop" if ended.get(row) else "length"
         return replace(blank, text=text, finish_reason=reason, answer_tokens=len(self.tokens[row]))
+
+
+def _is_text(question: Question) -> bool:
+    """Whether all of a question can be written as UTF-8, which tokenizers need."""
+    try:
+        "".join((question.text, *question.options)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

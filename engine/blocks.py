@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.errors import ConfigError, InputError
+from engine.geometry import FrameGeometry
 from engine.types import FrameGroup, MediaKind, VideoBlock
 
 
@@ -71,6 +72,43 @@ def _block(groups: list[FrameGroup], first: int, seconds_per_group: float | None
         kind=kind,
         media=media,
     )
+
+
+def check_block(block: object, geometry: FrameGeometry) -> None:
+    """Refuse what would be read wrongly without a word.
+
+    Args:
+        block: what the stream gave.
+        geometry: the model's frame rules.
+
+    Raises:
+        InputError: names the field, its value and the remedy.
+    """
+    if not isinstance(block, VideoBlock):
+        raise InputError(f"the stream gave a {type(block).__name__}; give VideoBlock (engine.planner.blocks makes them) or TextPart")
+    frames, where = block.frames, f"block at group {block.first_group} of media {block.media}"
+    if not isinstance(frames, np.ndarray) or frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[1] != 3:
+        kind = f"{getattr(frames, 'dtype', type(frames).__name__)} of shape {tuple(getattr(frames, 'shape', ()))}"
+        raise InputError(f"{where}: frames are {kind}; give uint8 RGB of shape (frames, 3, height, width)")
+    if block.kind not in ("video", "image"):
+        raise InputError(f"{where}: kind={block.kind!r} must be video or image")
+    per_group = 1 if block.kind == "image" and geometry.fixed_px else geometry.frames_per_group
+    if block.groups < 1 or len(frames) != block.groups * per_group:
+        raise InputError(f"{where}: {len(frames)} frames and {block.groups} times_s; give {per_group} frames and one time a group")
+    height_px, width_px = frames.shape[-2:]
+    wanted = f"{geometry.fixed_px} x {geometry.fixed_px}" if geometry.fixed_px else f"multiples of {geometry.unit_px}"
+    fits = (
+        (height_px, width_px) == (geometry.fixed_px,) * 2
+        if geometry.fixed_px
+        else not (height_px % geometry.unit_px or width_px % geometry.unit_px)
+    )
+    if not fits:
+        raise InputError(f"{where}: frames of {height_px} x {width_px} px must be {wanted}; use geometry.resize")
+    times = np.asarray(block.times_s, dtype=float)
+    if not np.isfinite(times).all() or (np.diff(times) < 0).any():
+        raise InputError(f"{where}: times_s must be finite and never decrease")
+    if block.seconds_per_group is not None and not 0 < block.seconds_per_group < float("inf"):
+        raise InputError(f"{where}: seconds_per_group={block.seconds_per_group} must be above 0; None takes times_s instead")
 
 
 def halves(block: VideoBlock) -> tuple[VideoBlock, VideoBlock]:

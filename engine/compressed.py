@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.cache import BudgetedCache
-from engine.errors import CacheMismatchError
+from engine.errors import CacheMismatchError, ReelkeepError
 from engine.models.base import PositionCursor
 from engine.types import BlockTrace, MediaKind, PrefillTrace
 
@@ -88,8 +88,14 @@ class CompressedVideo:
         }
         metadata["checksum"] = _checksum(tensors, metadata)
         temporary = path.with_name(path.name + ".part")
-        save_file(tensors, temporary, metadata)
-        temporary.replace(path)
+        try:
+            save_file(tensors, temporary, metadata)
+            temporary.replace(path)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise ReelkeepError(f"cache {path} can't be written: {error}; check the folder, its rights and its free space") from error
+        finally:
+            if temporary.exists():
+                temporary.unlink()
 
 
 def load_into(cache: BudgetedCache, path: str | Path, identity: dict[str, str]) -> CompressedVideo:
@@ -99,13 +105,16 @@ def load_into(cache: BudgetedCache, path: str | Path, identity: dict[str, str]) 
         CacheMismatchError: the file is damaged, or another model, revision, prompt, policy, budget or dtype wrote it.
     """
     metadata, tensors = read_stored(path, identity)
-    state, trace = json.loads(metadata["state"]), json.loads(metadata["trace"])
-    trace["blocks"] = [BlockTrace(**block) for block in trace["blocks"]]
-    cache.restore(tensors, protected_tokens=int(metadata["protected_tokens"]), seen_tokens=int(metadata["seen_tokens"]))
-    cursor = PositionCursor(**state.pop("cursor"))
-    question, labels = json.loads(metadata["question"]), json.loads(metadata["labels"])
-    only = None if question is None else tuple(question)
-    return CompressedVideo(cache, ReadState(cursor=cursor, **state), PrefillTrace(**trace), identity, only, labels)
+    try:
+        state, trace = json.loads(metadata["state"]), json.loads(metadata["trace"])
+        trace["blocks"] = [BlockTrace(**block) for block in trace["blocks"]]
+        cache.restore(tensors, protected_tokens=int(metadata["protected_tokens"]), seen_tokens=int(metadata["seen_tokens"]))
+        cursor = PositionCursor(**state.pop("cursor"))
+        question, labels = json.loads(metadata["question"]), json.loads(metadata["labels"])
+        only = None if question is None else tuple(question)
+        return CompressedVideo(cache, ReadState(cursor=cursor, **state), PrefillTrace(**trace), identity, only, labels)
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:  # a whole file that isn't of this form
+        raise CacheMismatchError(f"cache {path} isn't in this version's form ({error}); delete it and prefill the video again") from error
 
 
 def read_stored(path: str | Path, identity: dict[str, str] | None = None) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -129,7 +138,7 @@ def read_stored(path: str | Path, identity: dict[str, str] | None = None) -> tup
             raise CacheMismatchError(f"cache {path} fails its checksum: it was damaged; delete it and prefill the video again")
     except CacheMismatchError:
         raise
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise CacheMismatchError(f"cache {path} can't be read: {error}; delete it and prefill the video again") from error
     return metadata, tensors
 

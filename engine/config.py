@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class AnswerConfig(BaseModel):
     """How answers are generated."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     max_new_tokens: int = Field(64, ge=1, description="Longest free-form answer, in tokens; a longer one is cut and marked `length`.")
     temperature: float = Field(0.0, ge=0.0, description="0 decodes greedily; above 0 samples.")
@@ -22,7 +22,7 @@ class AnswerConfig(BaseModel):
 class EngineConfig(BaseModel):
     """A model and the memory it may use."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str = Field(
         "bundled",

@@ -14,7 +14,7 @@ from engine.blocks import BlockPlanner
 from engine.cache import BudgetedCache
 from engine.compressed import CompressedVideo, load_into
 from engine.config import EngineConfig
-from engine.errors import CacheMismatchError, ConfigError, PositionLimitError
+from engine.errors import CacheMismatchError, ConfigError, InputError, PositionLimitError
 from engine.geometry import FrameGeometry
 from engine.memory import MemoryMeter
 from engine.models import ModelAdapter, load_adapter
@@ -40,7 +40,7 @@ class Engine:
         self._identity: dict[str, str] | None = None
 
     @classmethod
-    def load(cls, config: EngineConfig | str, **settings: Any) -> Engine:
+    def load(cls, config: EngineConfig | str | Path, **settings: Any) -> Engine:
         """Load a checkpoint.
 
         Args:
@@ -50,7 +50,7 @@ class Engine:
         Raises:
             ConfigError: the checkpoint, the device, the policy or a setting can't be used; says which and what to do.
         """
-        given = {"model": config} if isinstance(config, str) else config.model_dump()
+        given = config.model_dump() if isinstance(config, EngineConfig) else {"model": str(config)}
         try:
             config = EngineConfig(**(given | settings))
         except ValidationError as error:
@@ -150,6 +150,8 @@ class Engine:
             InputError: the cache was kept for another question (query-aware policies).
         """
         self._check_own(compressed)
+        if isinstance(questions, str):
+            raise InputError(f"questions={questions!r} is one text; give a list of questions")
         asked = [Question(q) if isinstance(q, str) else q for q in questions]
         meter = MemoryMeter(self.adapter.device, compressed.trace)
         with torch.inference_mode():
@@ -175,13 +177,19 @@ class Engine:
 
     def new_cache(self) -> BudgetedCache:
         """An empty cache of this engine's budget."""
-        cache = BudgetedCache(
-            self.adapter.cache_shape,
-            self.policy,
-            self.config.budget_tokens,
-            unrotate=self.adapter.unrotate,
-            kernel=self.adapter.kernel,
-        )
+        try:
+            cache = BudgetedCache(
+                self.adapter.cache_shape,
+                self.policy,
+                self.config.budget_tokens,
+                unrotate=self.adapter.unrotate,
+                kernel=self.adapter.kernel,
+            )
+        except (RuntimeError, TypeError) as error:
+            needed = self.config.budget_tokens * self.adapter.cache_shape.entry_bytes * self.adapter.cache_shape.layers
+            raise ConfigError(
+                f"engine.budget_tokens={self.config.budget_tokens} needs {needed:,} bytes, which {self.adapter.device} hasn't got; lower it"
+            ) from error
         if self.config.compress == "after":
             cache.evicts_while_reading = False
         return cache

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.blocks import halves
+from engine.blocks import check_block, halves
 from engine.cache import ENTRY_FIELDS, BudgetedCache, Mark
 from engine.compressed import ReadState
 from engine.config import EngineConfig
@@ -20,6 +20,8 @@ from engine.errors import InputError, NumericalError, OutOfMemoryError, Position
 from engine.memory import MemoryMeter
 from engine.models.base import ModelAdapter, advance
 from engine.types import TextPart, VideoBlock
+
+_END = object()
 
 
 class Prefill:
@@ -60,6 +62,7 @@ class Prefill:
             if isinstance(item, TextPart):
                 self.text += self.adapter.tokenize(item.text)
             else:
+                self.check_block(item)
                 self.open_media(item)
                 for block in self.fitting(item):
                     self.read(block)
@@ -164,6 +167,20 @@ class Prefill:
         index = torch.arange(first, first + len(positions), device=positions.device)
         return torch.cat([torch.stack([index, group, place], dim=-1), positions], dim=-1).int()
 
+    def check_block(self, block: VideoBlock) -> None:
+        """Refuse a block that doesn't fit the model or doesn't follow the one before."""
+        check_block(block, self.adapter.geometry)
+        state = self.state
+        if state.open and block.media == state.media:
+            expected = state.groups - state.groups_before
+            if block.kind != state.kind or block.first_group < expected:
+                raise InputError(
+                    f"block of {block.kind} group {block.first_group} of media {block.media}: {state.kind} group {expected} or a later one "
+                    "comes next; give blocks in order, each once, and a new media number to a new item"
+                )
+        elif block.media < state.media:
+            raise InputError(f"block of media {block.media} behind media {state.media}: number the items of a prompt upwards")
+
     def open_media(self, block: VideoBlock) -> None:
         """Before the first block of a media item: run the text that stands before it."""
         if self.state.open and block.media == self.state.media:
@@ -259,11 +276,11 @@ class Prefill:
         iterator = iter(stream)
         while True:
             started = time.perf_counter()
-            item = next(iterator, None)
+            item = next(iterator, _END)
             self.meter.trace.input_wait_s += time.perf_counter() - started
-            if item is None:
+            if item is _END:
                 return
-            yield item
+            yield item  # type: ignore[misc]
 
     def synchronize(self) -> None:
         """Let the device finish, so that times are true."""

@@ -186,7 +186,7 @@ class ModelAdapter(ABC):
         """What the checkpoint's own chat template puts before and after a user's message."""
         sentinel = "\x00USER\x00"
         messages = [{"role": "user", "content": [{"type": "text", "text": sentinel}]}]
-        system = self.config.system_prompt or self.default_system_prompt
+        system = self.default_system_prompt if self.config.system_prompt is None else self.config.system_prompt
         if system is not None:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
         template = self.processor if getattr(self.processor, "chat_template", None) else self.tokenizer

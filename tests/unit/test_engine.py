@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from engine import Engine, EngineConfig, FrameGroup, Question, TextPart
+from engine import Engine, EngineConfig, FrameGroup, Question, TextPart, VideoBlock
 from engine.errors import CacheMismatchError, ConfigError, InputError, NumericalError, OutOfMemoryError, PositionLimitError, ReelkeepError
 from engine.memory import kv_bytes, peak_kv_bytes
 from engine.policies import policy_names
@@ -565,3 +565,67 @@ def test_a_checkpoint_folder_is_known_by_its_content(folders, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\1")
     assert checkpoint_digest(str(changed)) != checkpoint_digest(str(copy))
     assert checkpoint_digest("Qwen/Qwen2.5-VL-7B-Instruct") == ""
+
+
+# Streams that would be read wrongly
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"frames": np.zeros((4, 3, 56, 84), np.float32)}, "frames are float32 of shape (4, 3, 56, 84); give uint8 RGB"),
+        ({"frames": np.zeros((4, 1, 56, 84), np.uint8)}, "give uint8 RGB of shape (frames, 3, height, width)"),
+        ({"frames": np.zeros((4, 3, 50, 84), np.uint8)}, "frames of 50 x 84 px must be multiples of 28; use geometry.resize"),
+        ({"frames": np.zeros((3, 3, 56, 84), np.uint8)}, "3 frames and 2 times_s; give 2 frames and one time a group"),
+        ({"times_s": ()}, "4 frames and 0 times_s"),
+        ({"times_s": (1.0, float("nan"))}, "times_s must be finite and never decrease"),
+        ({"times_s": (2.0, 1.0)}, "times_s must be finite and never decrease"),
+        ({"seconds_per_group": 0.0}, "seconds_per_group=0.0 must be above 0"),
+        ({"kind": "audio"}, "kind='audio' must be video or image"),
+    ],
+)
+def test_a_block_that_fits_no_model_is_refused(change, message, load_engine):
+    from dataclasses import replace
+
+    engine = small(load_engine)
+    block = VideoBlock(np.zeros((4, 3, 56, 84), np.uint8), (0.0, 1.0), seconds_per_group=1.0)
+    assert engine.prefill([block]).trace.groups == 2
+    with pytest.raises(InputError, match=re.escape(message)):
+        engine.prefill([replace(block, **change)])
+
+
+def test_blocks_out_of_order_are_refused(load_engine):
+    engine = small(load_engine)
+    blocks = list(stream(engine, make_media(engine, "vv", 9)))
+    with pytest.raises(InputError, match="video group 3 or a later one comes next"):
+        engine.prefill([blocks[0], blocks[0]])
+    with pytest.raises(InputError, match="block of media 0 behind media 1"):
+        engine.prefill([blocks[-1], blocks[0]])
+    with pytest.raises(InputError, match="the stream gave a NoneType"):
+        engine.prefill([blocks[0], None, blocks[1]])
+
+
+def test_a_text_is_no_list_of_questions(load_engine):
+    engine = small(load_engine)
+    with pytest.raises(InputError, match="is one text; give a list"):
+        engine.answer(read(engine), "who?")
+
+
+def test_sampler_extremes_and_odd_characters_cost_no_answer(load_engine):
+    for extreme in ({"temperature": 1e-300}, {"temperature": 1.0, "top_p": 1e-300}):
+        engine = small(load_engine, answer={"max_new_tokens": 3, **extreme})
+        good, bad = engine.answer(read(engine), ["who?", Question("which?", ("\ud800", "b"))])
+        assert good.text is not None and "lone surrogate" in bad.error
+
+
+def test_a_cache_that_cannot_be_written_says_so(load_engine, tmp_path):
+    compressed = read(small(load_engine))
+    for path in (tmp_path / "missing" / "x.safetensors", tmp_path):
+        with pytest.raises(ReelkeepError, match="can't be written"):
+            compressed.save(path)
+    assert not list(tmp_path.parent.glob("*.part"))
+
+
+def test_a_budget_beyond_the_machine_is_refused(load_engine):
+    with pytest.raises(ConfigError, match=r"engine.budget_tokens=1000000000000 needs [\d,]+ bytes"):
+        read(small(load_engine, budget_tokens=10**12))

@@ -1,0 +1,171 @@
+"""The shipped tiny model: its files, its accuracy on fresh real files, and the training that made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoProcessor, AutoTokenizer, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
+
+from jobs import train_bundled
+from jobs.bundled_training.bank import COLOUR_NAMES, FIGURES, build_bank
+from jobs.bundled_training.evaluate import evaluate_bundle, sampled_frames
+from jobs.bundled_training.language_stage import logits_at
+from jobs.bundled_training.lessons import PREFIX, RECALL, FeatureBank, draw_lesson, expected_reply, question_prompt
+from jobs.bundled_training.model import GROUP_TOKENS, build_model, encode_groups, patches
+from jobs.bundled_training.tokenizer import SPECIAL, build_tokenizer
+from jobs.train_bundled import BUNDLE
+from pipeline.synthetic.dataset import plan_videos
+from pipeline.synthetic.draw import FRAME_PX
+from pipeline.synthetic.questions import KINDS
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Qwen2_5_VLForConditionalGeneration.from_pretrained(BUNDLE, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def processor():
+    return AutoProcessor.from_pretrained(BUNDLE)
+
+
+@pytest.fixture(scope="module")
+def tiny_bank():
+    """Features that name what they show, so that no vision tower is needed."""
+    rng = np.random.default_rng(0)
+    bank = build_bank(3, 600)
+    names = torch.from_numpy(rng.normal(size=(len(COLOUR_NAMES) + 1, len(FIGURES) + 1, 128)).astype(np.float32))
+    features = names[bank.colour, bank.figure][:, None].expand(-1, GROUP_TOKENS, -1).contiguous()
+    index = FeatureBank.from_groups(bank, features)
+    empty = [pair for pair, rows in index.needles.items() if not len(rows)]
+    return FeatureBank(features, index.needles | dict.fromkeys(empty, np.array([0])), index.backgrounds, index.glitches)
+
+
+def test_the_folder_is_small_and_complete():
+    files = {path.name: path.stat().st_size for path in BUNDLE.iterdir()}
+    assert sum(files.values()) <= 6_000_000
+    assert {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "README.md",
+    } <= files.keys()
+
+
+def test_weights_are_stored_in_half_precision():
+    stored = Qwen2_5_VLForConditionalGeneration.from_pretrained(BUNDLE, dtype="auto")
+    assert {parameter.dtype for parameter in stored.parameters()} == {torch.float16}
+
+
+def test_the_processor_leaves_frames_as_they_are(processor):
+    assert isinstance(processor, Qwen2_5_VLProcessor)
+    frames = torch.randint(0, 256, (6, 3, FRAME_PX, FRAME_PX), dtype=torch.uint8)
+    made = processor.video_processor(videos=[frames], return_tensors="pt")
+    assert made["video_grid_thw"].tolist() == [[3, 4, 4]]
+    grouped = frames.permute(0, 2, 3, 1).reshape(3, 2, FRAME_PX, FRAME_PX, 3)
+    torch.testing.assert_close(made["pixel_values_videos"], patches(grouped).flatten(0, 1))
+
+
+def test_the_chat_template_gives_the_trained_prompt(processor):
+    messages = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "Which shape is red?"}]}]
+    prompt = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    tail = "<|vision_end|>Which shape is red?<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt == PREFIX + "<|video_pad|>" + tail
+
+
+def test_every_word_of_every_question_is_known():
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLE)
+    for set_name in ("simple", "dense"):
+        for video in plan_videos(videos=30, groups=600, set_name=set_name, seed=3, questions=14):
+            for _, question in video.questions:
+                for text in (question_prompt(question), expected_reply(question)):
+                    assert tokenizer.unk_token_id not in tokenizer(text).input_ids, text
+    for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ":
+        assert len(tokenizer(letter).input_ids) == 1
+    assert tokenizer.decode(tokenizer("red circle").input_ids) == "red circle"
+    assert [tokenizer.convert_ids_to_tokens(i) for i in range(len(SPECIAL))] == list(SPECIAL)
+
+
+def test_groups_encoded_together_or_alone_have_the_same_features(model):
+    bank = build_bank(11, 60)
+    cut = patches(bank.frames[:9])
+    with torch.no_grad():
+        grid = torch.tensor([[9, 4, 4]])
+        together = torch.cat(model.get_video_features(cut.flatten(0, 1), grid, return_dict=True).pooler_output).view(9, GROUP_TOKENS, -1)
+        for group in range(9):
+            one = model.get_video_features(cut[group], torch.tensor([[1, 4, 4]]), return_dict=True).pooler_output
+            torch.testing.assert_close(torch.cat(one), together[group], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(encode_groups(model, cut), together, atol=1e-5, rtol=1e-4)
+
+
+def test_packed_questions_read_as_if_asked_alone(tiny_bank):
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, seed=1).eval()
+    rng = np.random.default_rng(2)
+    lesson = draw_lesson(rng, tiny_bank, tokenizer, groups=8, videos=2, questions=3, with_options=True)
+    language, embed = model.model.language_model, model.get_input_embeddings()
+    common = len(lesson.prefix) + lesson.features.shape[1]
+    width = lesson.questions.shape[2]
+    with torch.no_grad():
+        packed = logits_at(model, lesson, lesson.targets != -100)
+        alone = []
+        for video, asked in enumerate(lesson.asked):
+            for index in range(len(asked)):
+                embedded = torch.cat([embed(lesson.prefix), lesson.features[video], embed(lesson.questions[video, index])])[None]
+                own = slice(common + index * width, common + (index + 1) * width)
+                positions = torch.cat([lesson.positions[:, video, :common], lesson.positions[:, video, own]], dim=1)[:, None]
+                hidden = language(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state[0, common:]
+                alone.append(model.lm_head(hidden[lesson.targets[video, index] != -100]))
+    torch.testing.assert_close(packed, torch.cat(alone), atol=1e-4, rtol=1e-4)
+
+
+def test_a_training_run_continues_where_it_stopped(tmp_path: Path):
+    def run(work: str, output: str, steps: str) -> None:
+        sizes = ["--bank-groups", "3600", "--vision-steps", "2", "--language-steps", steps, "--threads", "1"]
+        assert train_bundled.main(["train", "--work", str(tmp_path / work), "--output", str(tmp_path / output), *sizes]) == 0
+
+    run("work", "first", "2")
+    vision = (tmp_path / "work" / "vision.pt").stat().st_mtime_ns
+    run("work", "second", "4")
+    assert (tmp_path / "work" / "vision.pt").stat().st_mtime_ns == vision
+    first, second = (Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / name) for name in ("first", "second"))
+    assert torch.equal(first.model.visual.merger.mlp[0].weight, second.model.visual.merger.mlp[0].weight)
+    assert not torch.equal(first.model.language_model.norm.weight, second.model.language_model.norm.weight)
+    assert torch.load(tmp_path / "work" / "language.pt", weights_only=False)["progress"].step == 4
+
+
+@pytest.mark.parametrize("set_name", ["simple", "dense"])
+def test_recall_on_fresh_files(set_name):
+    found = evaluate_bundle(BUNDLE, set_name=set_name, groups=64, videos=10, seed=4242)
+    free_form = [tally for tally in found if tally.form == "words"]
+    assert {tally.kind for tally in free_form} == set(KINDS)
+    recall = [tally for tally in free_form if tally.kind in RECALL]
+    asked, right = sum(t.questions for t in recall), sum(t.right for t in recall)
+    assert asked >= 40 and right >= 0.88 * asked, recall
+
+
+def test_recall_needs_the_right_frames(model, processor, tmp_path: Path):
+    """Questions put to another video's frames must mostly fail: the model reads pictures, not question statistics."""
+    from jobs.bundled_training.evaluate import answers_right
+
+    kinds = ("colour", "shape", "digit")
+    videos = list(plan_videos(videos=8, groups=64, set_name="dense", seed=99, questions=9, options=False, kinds=kinds))
+    paths = [video.write(tmp_path) for video in videos]
+    assert len(list(sampled_frames(paths[0]))) == 128
+    own = [r for v, p in zip(videos, paths, strict=True) for r in answers_right(model, processor, p, [q for _, q in v.questions])]
+    other = [
+        r
+        for v, p in zip(videos, paths[1:] + paths[:1], strict=True)
+        for r in answers_right(model, processor, p, [q for _, q in v.questions])
+    ]
+    assert np.mean(own) > 0.85 and np.mean(other) < 0.5
+
+
+def test_evaluating_a_folder_without_a_model_says_what_to_do(tmp_path: Path, capsys):
+    assert train_bundled.main(["evaluate", "--model", str(tmp_path)]) == 2
+    assert "holds no config.json" in capsys.readouterr().err
