@@ -94,7 +94,7 @@ def plot(rows: list[dict], arguments: argparse.Namespace) -> None:
             style = {"color": "#b0413e", "linestyle": "--"} if policy == "full" else {"color": "#1f6f8b"}
             label = "full cache" if policy == "full" else f"{policy}, {arguments.budget_tokens} tokens a layer"
             ax.plot([r["tokens"] for r in chosen], [r[key] / MIB for r in chosen], marker="o", label=label, **style)
-        ax.set(title=title, xlabel="visual tokens read", ylabel="MiB", ylim=(0, None))
+        ax.set(title=title, xlabel="visual tokens read", ylabel="MiB", ylim=(0, 1.1 * max(row[key] for row in rows) / MIB))
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False)
