@@ -22,8 +22,8 @@ from jobs.bundled_training.vision_stage import train_vision
 from pipeline.synthetic.script import EVENTS
 
 BUNDLE = Path(__file__).parents[1] / "engine" / "bundled" / "qwen2_5_vl_tiny"
-BANK_GROUPS, HELD_OUT_GROUPS = 18_000, 1_200
-VISION_STEPS, LANGUAGE_STEPS = 2_400, 6_000
+BANK_GROUPS, HELD_OUT_GROUPS = 36_000, 1_200
+VISION_STEPS, LANGUAGE_STEPS = 3_000, 6_000
 _HELD_OUT_SEED = 1_000_000
 
 

@@ -18,6 +18,8 @@ PREFIX = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start
 OPTION_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 KIND_WEIGHTS = {"colour": 0.18, "shape": 0.18, "digit": 0.18, "exists": 0.18, "count": 0.09, "order": 0.09, "when": 0.10, "glimpse": 0.08}
 RECALL = ("colour", "shape", "digit", "exists")
+# A random gap in front of the options: they must be compared with the question by content, not by how far behind it they are.
+_GAP_SHARE, _GAP_POSITIONS = 0.7, 40
 _STRIDES_S, _STRIDE_SHARES = (0.5, 1.0, 2.0, 4.0, 8.0), (0.15, 0.4, 0.25, 0.12, 0.08)
 
 
@@ -88,7 +90,7 @@ class Lesson:
         questions: (videos, questions, question tokens) ids, padded at the end.
         positions: (3, videos, all tokens), the questions one after the other behind the video.
         targets: (videos, questions, question tokens) the next token where an answer is due, -100 elsewhere.
-        hints: as `targets`, for training alone: the answer's first word before the question mark; at each option's last word its
+        hints: as `targets`, for training alone: the answer's first word before and at the question mark; at each option's last word its
             letter if it is the right one, else "no". They break a long chain of steps into short ones.
         asked: the questions of each video; some may have fewer than others.
     """
@@ -138,19 +140,23 @@ def draw_lesson(
     ids = np.full((videos, questions, width), tokenizer.pad_token_id)
     targets = np.full((videos, questions, width), -100)
     hints = targets.copy()
+    gaps = np.zeros_like(targets)
     newline, mark, no = tokenizer.convert_tokens_to_ids(["\n", "?", "no"])
     for video in range(videos):
         for index, (prompt, reply) in enumerate(zip(prompts[video], replies[video], strict=True)):
             ids[video, index, : len(prompt) + len(reply) - 1] = prompt + reply[:-1]
             targets[video, index, len(prompt) - 1 : len(prompt) + len(reply) - 1] = reply
             question = asked[video][index]
-            hints[video, index, prompt.index(mark) - 1] = tokenizer(question.answer).input_ids[0]
+            asked_at = prompt.index(mark)
+            hints[video, index, asked_at - 1 : asked_at + 1] = tokenizer(question.answer).input_ids[0]
+            if question.options and rng.random() < _GAP_SHARE:
+                gaps[video, index, asked_at + 1 :] = rng.integers(_GAP_POSITIONS)
             ends = np.flatnonzero(np.array(prompt) == newline)[1 : 1 + len(question.options)]
             for end, option in zip(ends, question.options, strict=False):
                 hints[video, index, end - 1] = reply[0] if option == question.answer else no
-    resumed = visual.max(axis=(0, 2))[:, None, None] + 1 + np.arange(width)
+    resumed = visual.max(axis=(0, 2))[:, None, None] + 1 + np.arange(width) + gaps
     text = np.broadcast_to(np.arange(len(prefix)), (3, videos, len(prefix)))
-    spoken = np.broadcast_to(np.broadcast_to(resumed, (videos, questions, width)).reshape(videos, -1), (3, videos, questions * width))
+    spoken = np.broadcast_to(resumed.reshape(videos, -1), (3, videos, questions * width))
     return Lesson(
         prefix=torch.tensor(prefix),
         features=bank.features[torch.from_numpy(rows)].flatten(1, 2),

@@ -126,7 +126,7 @@ def test_packed_questions_read_as_if_asked_alone(tiny_bank):
 
 def test_a_training_run_continues_where_it_stopped(tmp_path: Path):
     def run(work: str, output: str, steps: str) -> None:
-        sizes = ["--bank-groups", "3600", "--vision-steps", "2", "--language-steps", steps, "--threads", "1"]
+        sizes = ["--bank-groups", "2400", "--vision-steps", "2", "--language-steps", steps, "--threads", "1"]
         assert train_bundled.main(["train", "--work", str(tmp_path / work), "--output", str(tmp_path / output), *sizes]) == 0
 
     run("work", "first", "2")
@@ -146,7 +146,7 @@ def test_recall_on_fresh_files(set_name):
     assert {tally.kind for tally in free_form} == set(KINDS)
     recall = [tally for tally in free_form if tally.kind in RECALL]
     asked, right = sum(t.questions for t in recall), sum(t.right for t in recall)
-    assert asked >= 40 and right >= 0.88 * asked, recall
+    assert asked >= 30 and right >= 0.88 * asked, recall
 
 
 def test_recall_needs_the_right_frames(model, processor, tmp_path: Path):
