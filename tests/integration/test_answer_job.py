@@ -332,6 +332,7 @@ def stop_when(output: Path, command: list[str], finished: int, number: signal.Si
     return stderr
 
 
+@pytest.mark.slow  # a race on fast machines: the short job can be over before the signal arrives; part of make soak
 def test_stopping_keeps_what_is_done_and_the_same_command_goes_on(
     cluster: None, job: Callable[..., list[str]], tmp_path: Path, undisturbed: Path
 ) -> None:
