@@ -26,9 +26,13 @@ class EngineConfig(BaseModel):
 
     model: str = Field(
         "bundled",
-        description="Hub id or folder of a Qwen2.5-VL or InternVL3.5 checkpoint; `bundled` is the tiny test model shipped with the project.",
+        description="Hub id, folder or s3:// prefix of a Qwen2.5-VL or InternVL3.5 checkpoint; `bundled` is the tiny test model shipped with the project.",
     )
-    revision: str | None = Field(None, description="Hub revision (branch, tag or commit); a commit makes runs repeatable.")
+    revision: str | None = Field(
+        None,
+        description="Hub revision (branch, tag or commit); a commit makes runs repeatable. Of an s3:// prefix: a digest of its files, which a "
+        "job finds by itself and records; given here, other files are refused.",
+    )
     trust_remote_code: bool = Field(False, description="Run code from the checkpoint. Off: only transformers' own classes are used.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Weights and cache. auto: float32 on CPU, bfloat16 on CUDA."

@@ -40,11 +40,12 @@ class Engine:
         self._identity: dict[str, str] | None = None
 
     @classmethod
-    def load(cls, config: EngineConfig | str | Path, **settings: Any) -> Engine:
+    def load(cls, config: EngineConfig | str | Path, *, folder: str | Path | None = None, **settings: Any) -> Engine:
         """Load a checkpoint.
 
         Args:
             config: all settings, or just the hub id or folder.
+            folder: where this machine has the model's files, when they aren't where its name says (fetched from a bucket, say).
             settings: fields of `EngineConfig` that differ: `Engine.load("Qwen/Qwen2.5-VL-7B-Instruct", budget_tokens=2048)`.
 
         Raises:
@@ -57,7 +58,7 @@ class Engine:
             problems = (f"engine.{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors())
             raise ConfigError("; ".join(problems)) from error
         make_policy(config.policy, config.policy_options)  # a misspelt policy fails before the weights load
-        return cls(load_adapter(config), config)
+        return cls(load_adapter(config, folder), config)
 
     @property
     def geometry(self) -> FrameGeometry:

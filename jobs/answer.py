@@ -86,7 +86,7 @@ def show_plan(job: Run, console: Console) -> None:
         f"{hours:.2f} h, {sum(plan.tokens or 0 for plan in known):,} tokens ('?' is told once a file is downloaded)"
     )
     if known:
-        peak, full = predicted_kv_bytes(config, max(plan.tokens or 0 for plan in known))
+        peak, full = predicted_kv_bytes(config, max(plan.tokens or 0 for plan in known), job.model_folder)
         console.print(
             f"KV memory per engine: at most {bytes_text(peak)}; a full cache would hold {bytes_text(full)} for the longest of them"
         )

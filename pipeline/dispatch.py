@@ -66,8 +66,8 @@ def run(config: JobConfig) -> RunSummary:
     job = Run(config)
     with job.held():
         if job.pending:
-            with _stopping_politely(job), _cluster(config), _sigterm_like_ctrl_c():
-                _watch_all(job, _find_room_soon(config, len(job.pending)))
+            with _stopping_politely(job), _cluster(job.config), _sigterm_like_ctrl_c():
+                _watch_all(job, _find_room_soon(job.config, len(job.pending)))
         return job.finish()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from transformers import AutoConfig
@@ -55,13 +56,17 @@ def plan_video(task: VideoTask, geometry: FrameGeometry, config: JobConfig) -> V
         return VideoPlan(task.video_id, problem=one_line(error))
 
 
-def predicted_kv_bytes(config: JobConfig, tokens: int) -> tuple[int, int]:
+def predicted_kv_bytes(config: JobConfig, tokens: int, model_folder: Path | None = None) -> tuple[int, int]:
     """Bytes of keys and values for a video of so many tokens: the most held at once, and what a full cache would hold. Loads no
-    weights, and asks no more of a GPU than whether there is one: the machine that plans need not have any."""
+    weights, and asks no more of a GPU than whether there is one: the machine that plans need not have any.
+
+    Args:
+        model_folder: where the model's configuration is, when it had to be fetched.
+    """
     device = config.engine.device
     if device == "auto":
         device = "cuda" if config.pool.num_gpus or torch.cuda.is_available() else "cpu"
     dtype = choose_dtype(config.engine.dtype, device)
-    model = AutoConfig.from_pretrained(model_path(config.engine), revision=config.engine.revision)
+    model = AutoConfig.from_pretrained(model_folder or model_path(config.engine), revision=config.engine.revision)
     full = kv_bytes(model, tokens, dtype)
     return min(peak_kv_bytes(model, config.engine.budget_tokens, config.engine.block_tokens, dtype), full), full

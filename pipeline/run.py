@@ -22,6 +22,7 @@ from pipeline.outcome import Outcome
 from pipeline.results import ResultStore, answer_settings, fingerprint
 from pipeline.storage import Storage
 from pipeline.task import VideoTask
+from pipeline.weights import checkpoint_folder, pinned_revision
 
 log = logging.getLogger("reelkeep.run")
 
@@ -61,18 +62,22 @@ class Run:
         ConfigError, InputError: settings, manifest or model can't work.
 
     Attributes:
+        config: the job, with the revision of the weights that all its workers are to use.
+        model_folder: where this machine has the model's configuration and processor, when they had to be fetched.
         pending: the videos that have no result yet, or are to be tried again, in the manifest's order.
         run_id: names this start; recorded with every result it makes.
         lease: what keeps other jobs off the output while this one is `held`.
     """
 
     def __init__(self, config: JobConfig) -> None:
-        self.config = config
         self.started_at = datetime.now(timezone.utc)
         self.run_id = f"{self.started_at:%Y%m%dT%H%M%SZ}_{secrets.token_hex(3)}"
         self.storage = Storage(config.storage)
+        pinned = config.engine.model_copy(update={"revision": pinned_revision(config.engine, self.storage)})
+        self.config = config = config.model_copy(update={"engine": pinned})
         self.manifest: Manifest = read_manifest(config, self.storage)
-        self.geometry: FrameGeometry = load_geometry(config.engine)
+        self.model_folder = checkpoint_folder(config.engine, self.storage, weights=False)
+        self.geometry: FrameGeometry = load_geometry(config.engine, self.model_folder)
         self.store = ResultStore(config.output, self.storage, self.run_id)
         self.lease = Lease(config.output, self.storage, self.run_id, take_over=config.take_over)
         self._check_settings()

@@ -39,6 +39,10 @@ class StorageConfig(BaseModel):
     spool_wait_s: float = Field(
         600.0, ge=0.0, le=MAX_WAIT_S, description="Seconds to wait for other videos to leave room in spool_dir before giving up."
     )
+    models_dir: str | None = Field(
+        None,
+        description="Folder that a checkpoint under s3:// is fetched into, once a node; default: a private folder under the system's temporary one.",
+    )
     max_attempts: int = Field(5, ge=1, le=20, description="Tries of one request, the first included, with growing pauses between them.")
     connect_timeout_s: float = Field(10.0, gt=0.0, le=MAX_WAIT_S, description="Seconds to wait for a connection.")
     read_timeout_s: float = Field(60.0, gt=0.0, le=MAX_WAIT_S, description="Seconds without a byte after which a request has failed.")

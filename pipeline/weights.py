@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from pipeline.storage import ObjectStat, Storage, split_s3
 from pipeline.storage_errors import SpoolSpaceError, StorageError, StorageUnreachableError, translated
@@ -30,33 +31,26 @@ CHECKSUMS = "SHA256SUMS"
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
 
 
-def default_folder() -> Path:
-    """Where this user's checkpoints are kept when nobody names a folder."""
-    return Path(tempfile.gettempdir()) / f"reelkeep-models-{os.getuid()}"
-
-
-def pinned_revision(model: str, storage: Storage) -> str | None:
-    """Which weights are under an s3:// prefix now, by names, sizes and tags: what a job's driver hands to all its workers.
+def pinned_revision(engine: EngineConfig, storage: Storage) -> str | None:
+    """Which weights a job's driver and all its workers are to use: for an s3:// prefix, a digest of names, sizes and tags of its files.
 
     Returns:
-        16 hex digits; None for a model that isn't in a bucket.
+        16 hex digits; for a model that isn't in a bucket, `engine.revision` as it is.
 
     Raises:
-        ConfigError: nothing is there.
+        ConfigError: nothing is there, or not what `engine.revision` says.
     """
-    return None if split_s3(model) is None else _revision(model, _listing(model, storage))
+    if split_s3(engine.model) is None:
+        return engine.revision
+    return _checked_revision(engine.model, _listing(engine.model, storage), engine.revision)
 
 
-def checkpoint_folder(
-    model: str, storage: Storage, *, revision: str | None = None, folder: Path | None = None, weights: bool = True
-) -> Path | None:
+def checkpoint_folder(engine: EngineConfig, storage: Storage, *, weights: bool = True) -> Path | None:
     """A local folder with a checkpoint, the same for every process of this node.
 
     Args:
-        model: as `engine.model`: an s3:// prefix, a hub id, a folder, or `bundled`.
-        storage: what reads the bucket.
-        revision: of a hub id, as `engine.revision`; for s3://, what `pinned_revision` gave the driver.
-        folder: where checkpoints from buckets are kept; those from a hub are in its own cache (HF_HOME).
+        engine: `model` is an s3:// prefix, a hub id, a folder, or `bundled`; `revision` as `pinned_revision` gave it to the driver.
+        storage: what reads the bucket. Checkpoints from buckets are kept in its `models_dir`; those from a hub in its own cache (HF_HOME).
         weights: False leaves the weights out: a driver needs configuration and processor only.
 
     Returns:
@@ -67,18 +61,18 @@ def checkpoint_folder(
         SpoolSpaceError: it doesn't fit on the disk.
         StorageError: it can't be read, or what arrives isn't what was sent.
     """
+    model, revision = engine.model, engine.revision
+    folder = Path(storage.config.models_dir or Path(tempfile.gettempdir()) / f"reelkeep-models-{os.getuid()}")
     if split_s3(model) is not None:
-        return _from_bucket(model, storage, revision, folder or default_folder(), weights)
+        return _from_bucket(model, storage, revision, folder, weights)
     if model == "bundled" or Path(model).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         return None
-    return _from_hub(model, revision, folder or default_folder(), weights)
+    return _from_hub(model, revision, folder, weights)
 
 
 def _from_bucket(model: str, storage: Storage, revision: str | None, folder: Path, weights: bool) -> Path:
     entries = _listing(model, storage)
-    found = _revision(model, entries)
-    if revision not in (None, found):
-        raise ConfigError(f"engine.model={model} holds other files than when the job was started ({found}, not {revision}); start it again")
+    found = _checked_revision(model, entries, revision)
     if not weights:
         entries = [entry for entry in entries if not any(PurePosixPath(entry.uri).match(pattern) for pattern in _WEIGHTS)]
     place = folder / f"{model.rstrip('/').rpartition('/')[2]}-{found}{'' if weights else '-settings'}"
@@ -186,9 +180,15 @@ def _name(entry: ObjectStat, model: str) -> str:
     return entry.uri.removeprefix(model.rstrip("/") + "/")
 
 
-def _revision(model: str, entries: Sequence[ObjectStat]) -> str:
+def _checked_revision(model: str, entries: Sequence[ObjectStat], wanted: str | None) -> str:
     lines = [f"{_name(entry, model)}:{entry.size_bytes}:{entry.tag}" for entry in entries]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    found = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    if wanted not in (None, found):
+        raise ConfigError(
+            f"engine.model={model} holds other files than engine.revision={wanted}, which the job was started with (now {found}); put those "
+            "files back, or start a new job without engine.revision"
+        )
+    return found
 
 
 def _is_whole(place: Path, model: str, entries: Sequence[ObjectStat]) -> bool:

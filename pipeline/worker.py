@@ -19,6 +19,7 @@ from pipeline.retention import Retention
 from pipeline.storage import Storage
 from pipeline.stream import BlockReader, Lost, StageError, VideoStream, read_video, stage
 from pipeline.task import VideoTask
+from pipeline.weights import checkpoint_folder
 
 if TYPE_CHECKING:
     from engine.compressed import CompressedVideo
@@ -85,7 +86,7 @@ class VideoWorker:
         if engine is None:
             from engine.engine import Engine
 
-            engine = Engine.load(config.engine)
+            engine = Engine.load(config.engine, folder=checkpoint_folder(config.engine, Storage(config.storage)))
         self.config, self.engine, self.read = config, engine, read
         self.store, self.attempts, self.report = store, attempts or CountedHere(), report
         self.retention = Retention(config, engine, caches)

@@ -77,25 +77,32 @@ def adapter_class(model_type: str) -> type[ModelAdapter]:
     raise ConfigError(f"engine.model: model_type {model_type!r} is not supported; supported are {', '.join(sorted(known))}")
 
 
-def load_geometry(config: EngineConfig) -> FrameGeometry:
-    """The frame rules of `config.model`, from its configuration and processor alone."""
-    hf_config, processor = _config_and_processor(config)
+def load_geometry(config: EngineConfig, folder: str | Path | None = None) -> FrameGeometry:
+    """The frame rules of `config.model`, from its configuration and processor alone; `folder` as in `load_adapter`."""
+    hf_config, processor = _config_and_processor(config, folder)
     return adapter_class(hf_config.model_type).make_geometry(hf_config, processor)
 
 
-def load_adapter(config: EngineConfig) -> ModelAdapter:
+def load_adapter(config: EngineConfig, folder: str | Path | None = None) -> ModelAdapter:
     """Load weights and processor.
+
+    Args:
+        folder: where this machine has the files of `config.model`; None lets transformers find them.
 
     Raises:
         ConfigError: the checkpoint can't be found or opened, the device isn't there, or the family is unknown.
     """
-    hf_config, processor = _config_and_processor(config)
+    hf_config, processor = _config_and_processor(config, folder)
     adapter = adapter_class(hf_config.model_type)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device.type)
     try:
         model = adapter.load_model(
-            model_path(config), config=hf_config, dtype=dtype, revision=config.revision, trust_remote_code=config.trust_remote_code
+            str(folder or model_path(config)),
+            config=hf_config,
+            dtype=dtype,
+            revision=config.revision,
+            trust_remote_code=config.trust_remote_code,
         )
         model = model.to(device).eval().requires_grad_(False)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -125,10 +132,10 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"engine.device={name} can't be used here: {_first_line(error)}; use auto or cpu") from error
 
 
-def _config_and_processor(config: EngineConfig) -> tuple[Any, Any]:
+def _config_and_processor(config: EngineConfig, folder: str | Path | None) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoProcessor
 
-    path = model_path(config)
+    path = str(folder or model_path(config))
     options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     try:
         return AutoConfig.from_pretrained(path, **options), AutoProcessor.from_pretrained(path, **options)

@@ -129,12 +129,24 @@ def test_two_engines_that_decode_for_themselves_give_the_same_answers(
 
 
 def test_objects_in_s3_give_the_same_answers_as_files(
-    cluster: None, job: Callable[..., list[str]], archive: Path, tmp_path: Path, s3_server: S3Server, undisturbed: Path
+    cluster: None,
+    job: Callable[..., list[str]],
+    archive: Path,
+    folders: dict[str, Path],
+    tmp_path: Path,
+    s3_server: S3Server,
+    undisturbed: Path,
 ) -> None:
+    """Videos, weights, questions' answers: everything in a bucket."""
     bucket, storage = s3_server.new_bucket(), s3_server.storage()
-    for path in archive.iterdir():
-        storage.write_bytes(f"s3://{bucket}/in/{path.name}", path.read_bytes())
+    for name, folder in (("in", archive), ("model", folders["qwen2_5_vl"])):
+        for path in folder.iterdir():
+            storage.write_bytes(f"s3://{bucket}/{name}/{path.name}", path.read_bytes())
     options = [
+        "--engine.model",
+        f"s3://{bucket}/model",
+        "--storage.models-dir",
+        str(tmp_path / "models"),
         "--storage.endpoint-url",
         s3_server.endpoint_url,
         "--storage.addressing-style",

@@ -27,7 +27,7 @@ def write_questions(path: Path, *texts: str) -> Path:
     return path
 
 
-def command_line(model: Path, videos: Path | str, questions: Path, output: Path | str, *options: str) -> list[str]:
+def command_line(model: Path | str, videos: Path | str, questions: Path, output: Path | str, *options: str) -> list[str]:
     """Arguments of `jobs.answer` for a tiny model."""
     return [
         *("--videos", str(videos), "--questions", str(questions), "--output", str(output), "--engine.model", str(model)),

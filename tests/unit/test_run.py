@@ -28,7 +28,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[logging.LogRecord]:
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobConfig:
     """25 videos of which one is there, each with a question whose options repeat."""
-    monkeypatch.setattr(run, "load_geometry", lambda engine: None)
+    monkeypatch.setattr(run, "load_geometry", lambda engine, folder: None)
     (tmp_path / "v00.mp4").write_bytes(b"x")
     rows = [{"uri": f"v{n:02d}.mp4", "questions": [{"question": "which?", "options": ["a", "a"]}]} for n in range(25)]
     (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
