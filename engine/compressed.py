@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from engine.cache import BudgetedCache
@@ -64,13 +64,13 @@ class CompressedVideo:
     question: tuple[str, ...] | None = None
     labels: dict[str, str] = field(default_factory=dict)
 
-    def save(self, path: str | Path, labels: Mapping[str, str] | None = None) -> None:
-        """Write the kept entries and all state to one safetensors file, under a temporary name first.
+    def to_bytes(self, labels: Mapping[str, str] | None = None) -> bytes:
+        """The kept entries and all state as one safetensors file.
 
         Args:
             labels: stored with the cache and readable without loading it; default: the cache's own.
         """
-        cache, path = self.cache, Path(path)
+        cache = self.cache
         tensors: dict[str, Tensor] = {}
         for layer in range(cache.shape.layers):
             tensors[f"keys.{layer}"] = cache.keys(layer).cpu().contiguous()
@@ -87,15 +87,19 @@ class CompressedVideo:
             "labels": json.dumps(dict(self.labels if labels is None else labels), sort_keys=True),
         }
         metadata["checksum"] = _checksum(tensors, metadata)
+        return save(tensors, metadata)
+
+    def save(self, path: str | Path, labels: Mapping[str, str] | None = None) -> None:
+        """Write `to_bytes` to a file, under a temporary name first."""
+        path = Path(path)
         temporary = path.with_name(path.name + ".part")
         try:
-            save_file(tensors, temporary, metadata)
+            temporary.write_bytes(self.to_bytes(labels))
             temporary.replace(path)
-        except (OSError, SafetensorError, ValueError) as error:
+        except OSError as error:
             raise ReelkeepError(f"cache {path} can't be written: {error}; check the folder, its rights and its free space") from error
         finally:
-            if temporary.exists():
-                temporary.unlink()
+            temporary.unlink(missing_ok=True)
 
 
 def load_into(cache: BudgetedCache, path: str | Path, identity: dict[str, str]) -> CompressedVideo:

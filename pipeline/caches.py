@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import tempfile
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from safetensors import SafetensorError
 
 from engine.compressed import CompressedVideo, read_stored
 from engine.errors import CacheMismatchError, ReelkeepError
 from engine.models import checkpoint_digest
 from pipeline.config import JobConfig
 from pipeline.results import DECODE_SPEED, digest
+from pipeline.room import expected_dtype
 from pipeline.storage import ObjectStat, Storage, join_uri, local_path, split_s3
-from pipeline.storage_errors import MissingObjectError, StorageError, translated
+from pipeline.storage_errors import MissingObjectError
 from pipeline.task import VideoTask
 
 if TYPE_CHECKING:
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
 
 SUFFIX, PARTIAL = ".safetensors", ".partial"
 MAX_HEADER_BYTES = 100_000_000
+UNLISTED_SHARE = 0.01
+"""Share of `max_bytes` that one process writes before it lists all caches again: a store may hold a hundred thousand."""
 # Settings that change what the engine keeps of a video; the rest changes only what is asked of it, or how fast.
 _ENGINE = (
     "model",
@@ -62,9 +62,13 @@ class CacheKey:
     settings: Mapping[str, str]
 
     @classmethod
-    def of(cls, config: JobConfig, task: VideoTask) -> CacheKey:
-        """The key of one video under a job's settings."""
-        engine = config.engine.model_dump(mode="json", include=set(_ENGINE))
+    def of(cls, config: JobConfig, task: VideoTask, dtype: str | None = None) -> CacheKey:
+        """The key of one video under a job's settings.
+
+        Args:
+            dtype: what the engine holds its cache in; None tells it by the settings and this machine.
+        """
+        engine = config.engine.model_dump(mode="json", include=set(_ENGINE)) | {"dtype": dtype or expected_dtype(config)}
         decode = config.decode.model_dump(mode="json", exclude=DECODE_SPEED)
         settings = {f"engine.{name}": value for name, value in engine.items()} | {f"decode.{name}": value for name, value in decode.items()}
         settings["weights"] = checkpoint_digest(config.engine.model)
@@ -113,12 +117,13 @@ class CacheStore:
         uri: folder or s3:// prefix.
         storage: what reads and writes there.
         ttl_s: age at which a cache counts as gone; None for never.
-        max_bytes: most that all caches may take; None for no limit.
+        max_bytes: most that all caches may take, give or take a hundredth for each process that writes; None for no limit.
     """
 
     def __init__(self, uri: str, storage: Storage, *, ttl_s: float | None = None, max_bytes: int | None = None) -> None:
         self.uri = uri.rstrip("/") if split_s3(uri) else str(local_path(uri))
         self.storage, self.ttl_s, self.max_bytes = storage, ttl_s, max_bytes
+        self._unlisted_bytes = math.inf  # written here since the caches were last counted
 
     @classmethod
     def of(cls, config: JobConfig, storage: Storage | None = None) -> CacheStore:
@@ -132,7 +137,7 @@ class CacheStore:
         return join_uri(self.uri, cache_id + SUFFIX)
 
     def save(self, key: CacheKey, compressed: CompressedVideo, facts: Mapping[str, str] | None = None, *, partial: bool = False) -> str:
-        """Store a cache.
+        """Store a cache; under a limit of size, the oldest make room for it.
 
         Args:
             facts: more to write on it, for people and for later rows (the video's length, the decoder).
@@ -145,16 +150,10 @@ class CacheStore:
             StorageError: it couldn't be written.
         """
         cache_id = key.cache_id(partial=partial)
-        folder = self.storage.config.spool_dir
-        with translated(folder or tempfile.gettempdir()), tempfile.TemporaryDirectory(dir=_existing(folder)) as scratch:
-            path = Path(scratch, "cache" + SUFFIX)
-            try:
-                compressed.save(path, {**(facts or {}), **key.labels(partial=partial)})
-            except SafetensorError as error:
-                raise StorageError(f"{scratch}: {error}") from None
-            data = path.read_bytes()
+        data = compressed.to_bytes({**(facts or {}), **key.labels(partial=partial)})
         self.storage.write_bytes(self.address(cache_id), data, if_absent=not partial)
-        if self.max_bytes is not None:
+        self._unlisted_bytes += len(data)
+        if self.max_bytes is not None and self._unlisted_bytes > self.max_bytes * UNLISTED_SHARE:
             self.expire()
         return cache_id
 
@@ -250,14 +249,14 @@ class CacheStore:
             The ids of those that were removed.
         """
         now_s = time.time() if now_s is None else now_s
-        by_age = sorted(self.entries(), key=lambda entry: (-entry.modified_s, entry.cache_id))
-        kept_bytes, removed = 0, []
-        for entry in by_age:
-            kept_bytes += entry.size_bytes
-            if self._too_old(entry, now_s) or (self.max_bytes is not None and kept_bytes > self.max_bytes):
-                kept_bytes -= entry.size_bytes
+        newest_first = sorted(self.entries(), key=lambda entry: (-entry.modified_s, entry.cache_id))
+        total_bytes, removed = 0, []
+        for entry in newest_first:
+            total_bytes += entry.size_bytes
+            if self._too_old(entry, now_s) or (self.max_bytes is not None and total_bytes > self.max_bytes):
                 self.remove(entry.cache_id)
                 removed.append(entry.cache_id)
+        self._unlisted_bytes = 0.0
         return removed
 
     def expire_if_limited(self) -> list[str]:
@@ -281,9 +280,3 @@ class CacheStore:
                 other = [n for n in sorted({*made_with, *key.settings}) if made_with.get(n) != key.settings.get(n)]
                 return "its cache was made with " + ", ".join(f"{n}={made_with.get(n)} (now {key.settings.get(n)})" for n in other)
         return f"no cache of it is under {self.uri}"
-
-
-def _existing(folder: str | None) -> str | None:
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    return folder

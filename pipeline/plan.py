@@ -12,8 +12,9 @@ from transformers import AutoConfig
 from engine.errors import InputError
 from engine.geometry import FrameGeometry
 from engine.memory import kv_bytes, peak_kv_bytes
-from engine.models import choose_dtype, model_path
+from engine.models import model_path
 from pipeline.config import JobConfig
+from pipeline.room import expected_dtype
 from pipeline.storage import local_path, split_s3
 from pipeline.stream import one_line
 from pipeline.task import VideoTask
@@ -63,10 +64,7 @@ def predicted_kv_bytes(config: JobConfig, tokens: int, model_folder: Path | None
     Args:
         model_folder: where the model's configuration is, when it had to be fetched.
     """
-    device = config.engine.device
-    if device == "auto":
-        device = "cuda" if config.pool.num_gpus or torch.cuda.is_available() else "cpu"
-    dtype = choose_dtype(config.engine.dtype, device)
+    dtype = getattr(torch, expected_dtype(config))
     model = AutoConfig.from_pretrained(model_folder or model_path(config.engine), revision=config.engine.revision)
     full = kv_bytes(model, tokens, dtype)
     return min(peak_kv_bytes(model, config.engine.budget_tokens, config.engine.block_tokens, dtype), full), full

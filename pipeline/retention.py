@@ -51,7 +51,7 @@ class Retention:
             if self.without_reason:
                 notes.append(f"no cache is kept: policy {self.config.engine.policy} reads a video for one question (caches.retain)")
             return None
-        key = CacheKey.of(self.config, task)
+        key = self._key(task)
         try:
             return self.store.load(self.engine, key)
         except CacheMissingError as error:
@@ -70,7 +70,7 @@ class Retention:
         """What an earlier attempt has stored of a video that it didn't finish; None to begin at the beginning."""
         if self.store is None or not self.checkpoints:
             return None
-        key = CacheKey.of(self.config, task)
+        key = self._key(task)
         try:
             stored = self.store.load(self.engine, key, partial=True)
         except CacheMissingError:
@@ -85,7 +85,7 @@ class Retention:
             f"resumed behind {time_s:.3f} s ({groups} groups) from what attempt {stored.labels.get('attempt')} had stored; "
             "what the decoder noticed before that isn't listed here"
         )
-        log.info("video_id=%s resumed behind %.3f s", task.video_id, time_s)
+        log.info("resumed behind %.3f s", time_s, extra={"video_id": task.video_id})
         return stored
 
     def read(
@@ -113,7 +113,7 @@ class Retention:
             if part.was_last:
                 return compressed
             try:
-                self.store.save(CacheKey.of(self.config, task), compressed, {"attempt": str(attempt)} | _now(task), partial=True)
+                self.store.save(self._key(task), compressed, {"attempt": str(attempt)} | _now(task), partial=True)
                 stored()
             except ReelkeepError as error:
                 notes.append(f"how far the video was read couldn't be stored: {one_line(error)}")
@@ -130,19 +130,22 @@ class Retention:
         if self.store is None or self.caches.retain == "none":
             return None
         try:
-            return self.store.save(CacheKey.of(self.config, task), compressed, {"facts": json.dumps(facts)} | _now(task))
+            return self.store.save(self._key(task), compressed, {"facts": json.dumps(facts)} | _now(task))
         except ReelkeepError as error:
             notes.append(f"its cache couldn't be kept: {one_line(error)}")
             return None
 
     def id_of(self, task: VideoTask) -> str:
         """The id of a video's cache."""
-        return CacheKey.of(self.config, task).cache_id()
+        return self._key(task).cache_id()
 
     def forget_progress(self, task: VideoTask) -> None:
         """Drop the checkpoint of a video that has its result."""
         if self.checkpoints:
-            self._remove(CacheKey.of(self.config, task), partial=True)
+            self._remove(self._key(task), partial=True)
+
+    def _key(self, task: VideoTask) -> CacheKey:
+        return CacheKey.of(self.config, task, self.engine.identity["dtype"])
 
     def _remove(self, key: CacheKey, *, partial: bool) -> None:
         assert self.store is not None

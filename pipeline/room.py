@@ -5,11 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from engine.errors import ConfigError
+from engine.models import choose_dtype
 from pipeline.config import JobConfig
 
 DECODE_CPUS = 0.5  # bookkeeping, not a limit: a decoder is idle whenever its blocks aren't taken
 PLAN_CPUS = 0.5
+
+
+def expected_dtype(config: JobConfig) -> str:
+    """What engines will hold weights and caches in, as far as this machine can tell; it need not have the engines' GPUs."""
+    device = config.engine.device
+    if device == "auto":
+        device = "cuda" if config.pool.num_gpus or torch.cuda.is_available() else "cpu"
+    return str(choose_dtype(config.engine.dtype, device)).removeprefix("torch.")
 
 
 @dataclass(frozen=True)

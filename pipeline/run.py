@@ -26,6 +26,9 @@ from pipeline.weights import checkpoint_folder, pinned_revision
 
 log = logging.getLogger("reelkeep.run")
 
+UNFINISHED_FOR_S = 24 * 3600.0
+"""Age at which a file that is still being written counts as left behind: no write takes that long."""
+
 
 class JobFailedError(ReelkeepError):
     """The job as a whole can't go on: the model doesn't load, the output can't be written, the cluster is gone."""
@@ -111,6 +114,8 @@ class Run:
         """
         with self.lease:
             tell_problems(self.manifest)
+            for place in (self.config.output, CacheStore.of(self.config, self.storage).uri):
+                self.storage.remove_unfinished(place, UNFINISHED_FOR_S)
             self.store.start()
             self.store.note_settings(self.config)
             self.pending = self._pending()

@@ -6,25 +6,24 @@ import hashlib
 import os
 import random
 import re
-import stat
 import threading
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import boto3
 from boto3.s3.transfer import TransferConfig
 from botocore import exceptions as botocore
 from botocore.config import Config
 
+from pipeline import local_files
 from pipeline.address import join_uri, local_path, split_s3
 from pipeline.config import StorageConfig
+from pipeline.local_files import ObjectStat
 from pipeline.spool import Spool
 from pipeline.storage_errors import (
     AccessDeniedError,
@@ -44,23 +43,6 @@ __all__ = ["ObjectStat", "Storage", "join_uri", "local_path", "split_s3"]
 _T = TypeVar("_T")
 _LIST_ABOVE = 200
 _REQUEST_THREADS = 16
-
-
-@dataclass(frozen=True)
-class ObjectStat:
-    """What is known of a file without reading it.
-
-    Attributes:
-        tag: changes when the content does: the ETag, or size and time of change.
-        md5: digest of the content, where the server is known to give it; else "".
-        modified_s: when it was written, in seconds since 1970.
-    """
-
-    uri: str
-    size_bytes: int
-    tag: str
-    md5: str = ""
-    modified_s: float = 0.0
 
 
 class Storage:
@@ -153,7 +135,7 @@ class Storage:
         s3 = split_s3(prefix)
         with self._translated(prefix):
             if s3 is None:
-                yield from _scan_local(local_path(prefix), recursive)
+                yield from local_files.scan(local_path(prefix), recursive)
                 return
             bucket, key = s3
             folder = key.rstrip("/") + "/" if key.rstrip("/") else ""
@@ -199,7 +181,7 @@ class Storage:
         s3 = split_s3(uri)
         with self._translated(uri):
             if s3 is None:
-                return _write_local(local_path(uri), data, if_absent)
+                return local_files.write(local_path(uri), data, if_absent)
             condition = {"IfNoneMatch": "*"} if if_absent else {}
             try:
                 self._again(lambda: self._s3().put_object(Bucket=s3[0], Key=s3[1], Body=data, **condition), _in_conflict)
@@ -208,6 +190,11 @@ class Storage:
                     return False
                 raise
             return True
+
+    def remove_unfinished(self, prefix: str, older_than_s: float) -> None:
+        """Remove what writers that were killed have left under a folder; buckets show nothing unfinished."""
+        if split_s3(prefix) is None:
+            local_files.remove_unfinished(local_path(prefix), older_than_s)
 
     def delete(self, uri: str) -> None:
         """Remove a file; nothing happens when it isn't there."""
@@ -337,58 +324,3 @@ def _in_conflict(error: Exception) -> bool:
 
 def _pause(attempt: int) -> None:
     time.sleep(min(5.0, 0.1 * 2**attempt) * random.uniform(0.5, 1.0))
-
-
-def _scan_local(root: Path, recursive: bool) -> Iterator[ObjectStat]:
-    """Regular files, sorted. Files and folders that vanish meanwhile aren't there; ones that can't be entered are an error."""
-
-    def entering_failed(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):
-            raise error
-
-    paths = []
-    for folder, folders, names in os.walk(root, onerror=entering_failed):
-        paths += [os.path.join(folder, name) for name in names if not name.endswith(".part")]
-        if not recursive:
-            folders.clear()
-    for path in sorted(paths):
-        try:
-            found = os.stat(path)
-        except FileNotFoundError:
-            continue
-        if stat.S_ISREG(found.st_mode):
-            yield ObjectStat(path, found.st_size, f"{found.st_size}-{found.st_mtime_ns}", modified_s=found.st_mtime)
-
-
-def _write_local(path: Path, data: bytes, if_absent: bool) -> bool:
-    if if_absent and path.exists():
-        return False
-    part = path.with_name(f".{uuid.uuid4().hex}.part")
-    new = _opened_in_its_folder(part)
-    try:
-        with new as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if not if_absent:
-            os.replace(part, path)
-            return True
-        try:
-            os.link(part, path)
-        except FileExistsError:
-            return False
-        return True
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _opened_in_its_folder(path: Path, tries: int = 50) -> BinaryIO:
-    """A new file, its folder made where needed; another process may be removing that folder as empty at this very moment."""
-    for turn in range(tries):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return path.open("xb")
-        except FileNotFoundError:
-            if turn + 1 == tries:
-                raise
-    raise AssertionError

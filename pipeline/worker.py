@@ -181,9 +181,9 @@ class VideoWorker:
             with stage("cache", task.video_id, lost_by):
                 seen.cache_id = self.retention.keep(task, compressed, seen.facts | {"warnings": seen.warnings}, seen.warnings)
         else:
-            facts = json.loads(compressed.labels["facts"])
+            facts = json.loads(compressed.labels.get("facts", "{}"))
             seen.cache_id = self.retention.id_of(task)
-            seen.warnings += [*facts.pop("warnings"), *self._unwatched(compressed)]
+            seen.warnings += [*facts.pop("warnings", []), *self._unwatched(compressed)]
             seen.facts |= facts
         seen.traces.append(compressed.trace)
         try:
@@ -200,7 +200,7 @@ class VideoWorker:
         """The note on a video that was to be watched but had been watched already; a job that only asks expects that."""
         if self.config.caches.missing == "refuse":
             return []
-        return [f"not watched again: answered from the cache kept at {compressed.labels['created_at']}"]
+        return [f"not watched again: answered from the cache kept at {compressed.labels.get('created_at', 'an unknown time')}"]
 
     def _read(self, task: VideoTask, asked: list[Question], seen: Seen) -> CompressedVideo:
         """Read the video, from the last checkpoint on if an earlier attempt has left one."""

@@ -171,6 +171,17 @@ def test_a_cache_of_another_revision_is_refused_by_name_and_made_again(
     assert watching(config, changed, read=refusing_to_read).watch(task).error is None
 
 
+def test_engines_of_another_dtype_keep_caches_of_their_own(config: JobConfig, engine: Engine, video: Path) -> None:
+    half = Engine.load(config.engine, dtype="bfloat16")  # what engine.dtype=auto is on a GPU
+    task = task_of(video)
+    made = [watching(config, each).watch(task) for each in (half, engine)]
+    assert all(result.error is None and not any("cache" in w for w in result.warnings) for result in made)
+    names = {entry.cache_id for entry in CacheStore.of(config).entries()}
+    assert names == {CacheKey.of(config, task, dtype).cache_id() for dtype in ("bfloat16", "float32")}
+    for each, before in zip((half, engine), made, strict=True):
+        assert said(watching(config, each, read=refusing_to_read).watch(task)) == said(before)
+
+
 def test_a_checkpoint_is_taken_up_and_the_answers_are_those_of_one_go(model: str, engine: Engine, video: Path, tmp_path: Path) -> None:
     undisturbed = VideoWorker(configured(model, tmp_path / "plain"), engine=engine).watch(task_of(video))
     blocks = undisturbed.memory["blocks"]
@@ -246,6 +257,12 @@ def test_age_and_size_limits(config: JobConfig, engine: Engine, model: str, tmp_
     assert len(sizes) == 4
     limited = CacheStore(store.uri, Storage(), max_bytes=sum(sizes.values()) - 1)
     assert limited.expire() == [CacheKey.of(config, tasks[0]).cache_id()], "the oldest goes first"
+    Path(store.address("large/one")).parent.mkdir()
+    Path(store.address("large/one")).write_bytes(b"x" * sum(sizes.values()))
+    os.utime(store.address("large/one"), times=(time.time() - 998.5,) * 2)  # between the second and the third
+    assert set(limited.expire()) == {"large/one", CacheKey.of(config, tasks[1]).cache_id()}, "nothing older than what doesn't fit is kept"
+    watching(config, engine).watch(tasks[1])
+    os.utime(store.address(CacheKey.of(config, tasks[1]).cache_id()), times=(time.time() - 999,) * 2)
     aged = CacheStore(store.uri, Storage(), ttl_s=997.5)
     with pytest.raises(CacheMissingError, match=r"older than caches.ttl_s=997.5"):
         aged.load(engine, CacheKey.of(config, tasks[1]))

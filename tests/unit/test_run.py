@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,21 @@ def test_a_real_run_tells_what_is_wrong_with_its_manifest(config: JobConfig, lin
 def test_a_manifest_without_problems_says_nothing(lines: list[logging.LogRecord]) -> None:
     run.tell_problems(Manifest([], 0))
     assert lines == []
+
+
+def test_what_a_killed_writer_left_is_removed_after_a_day(config: JobConfig) -> None:
+    results, caches = Path(config.output, "results"), Path(config.output, "caches", "abc")
+    names = {"old": f".{'0' * 32}.part", "young": f".{'1' * 32}.part", "foreign": ".rsync.part"}
+    for folder in (results, caches):
+        folder.mkdir(parents=True)
+        for age, name in names.items():
+            (folder / name).write_bytes(b"half")
+            if age != "young":
+                os.utime(folder / name, times=(time.time() - run.UNFINISHED_FOR_S - 60,) * 2)
+    with Run(config).held():
+        pass
+    for folder in (results, caches):
+        assert {path.name for path in folder.iterdir()} == {names["young"], names["foreign"]}
 
 
 def test_the_summary_reads_no_table_back(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
