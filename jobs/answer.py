@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.errors import ReelkeepError
-from jobs.complaint import complain, shown
+from jobs.complaint import complain
 from pipeline.config import JobConfig, load_config
-from pipeline.logs import set_up_logging
+from pipeline.logs import set_up_logging, shown
 from pipeline.plan import VideoPlan, plan_video, predicted_kv_bytes
 from pipeline.progress import clock_time
 from pipeline.run import JobFailedError, Run, RunSummary, StoppedError

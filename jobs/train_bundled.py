@@ -19,6 +19,7 @@ from jobs.bundled_training.lessons import FeatureBank
 from jobs.bundled_training.model import build_model, encode_groups, patches, save_bundle
 from jobs.bundled_training.tokenizer import build_tokenizer
 from jobs.bundled_training.vision_stage import train_vision
+from jobs.complaint import complain
 from pipeline.synthetic.script import EVENTS
 
 BUNDLE = Path(__file__).parents[1] / "engine" / "bundled" / "qwen2_5_vl_tiny"
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.run(arguments)
     except ReelkeepError as error:
-        print(f"train_bundled: {error}", file=sys.stderr)
+        complain(f"train_bundled: {error}")
         return 2
 
 

@@ -38,7 +38,7 @@ class TextFormatter(logging.Formatter):
         """The line, and the trace below it if there is one."""
         shown = ((name, str(value)) for name, value in fields_of(record).items())
         record.fields = "".join(f"{name}={value if _PLAIN.fullmatch(value) else repr(value)} " for name, value in shown)
-        return super().format(record)
+        return shown(super().format(record))
 
 
 class Forwarder(logging.Handler):
@@ -73,6 +73,14 @@ def show_forwarded(values: dict[str, Any]) -> None:
     logger = logging.getLogger(record.name)
     if logger.isEnabledFor(record.levelno):
         logger.handle(record)
+
+
+def shown(text: object) -> str:
+    """A text that others may have written, as a terminal may show it: without control characters or escapes; its lines stay lines."""
+    return "\n".join(
+        "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in line)
+        for line in str(text).split("\n")
+    )
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:

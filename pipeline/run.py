@@ -14,6 +14,7 @@ from typing import Any
 from engine.errors import ConfigError, ReelkeepError
 from engine.geometry import FrameGeometry
 from engine.models import load_geometry
+from engine.policies import make_policy
 from pipeline.caches import CacheStore
 from pipeline.config import JobConfig
 from pipeline.lease import Lease
@@ -75,6 +76,7 @@ class Run:
     def __init__(self, config: JobConfig) -> None:
         self.started_at = datetime.now(timezone.utc)
         self.run_id = f"{self.started_at:%Y%m%dT%H%M%SZ}_{secrets.token_hex(3)}"
+        make_policy(config.engine.policy, config.engine.policy_options)  # misspelt, it would fail in every engine
         self.storage = Storage(config.storage)
         pinned = config.engine.model_copy(update={"revision": pinned_revision(config.engine, self.storage)})
         self.config = config = config.model_copy(update={"engine": pinned})

@@ -8,6 +8,7 @@ import sys
 
 import jobs.bench
 from engine.errors import ReelkeepError
+from jobs.complaint import complain
 
 
 def main(argv: list[str]) -> int:
@@ -22,7 +23,7 @@ def main(argv: list[str]) -> int:
     try:
         return int(importlib.import_module(f"jobs.bench.{argv[0]}").main(argv[1:]))
     except ReelkeepError as error:
-        print(error, file=sys.stderr)
+        complain(error)
         return 2
 
 

@@ -34,6 +34,11 @@ def test_text_lines_quote_ids_that_could_be_taken_for_something_else() -> None:
     assert odd.endswith(r" video_id='cam 7 attempt=99 stage=done\u202e' attempt=2 started")
 
 
+def test_text_lines_move_no_cursor() -> None:
+    line = TextFormatter().format(record("%s", "no such codec \x1b[2J\x07 in file"))
+    assert line.endswith("no such codec \ufffd[2J\ufffd in file")
+
+
 class Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
