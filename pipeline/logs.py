@@ -36,8 +36,8 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, and the trace below it if there is one."""
-        shown = ((name, str(value)) for name, value in fields_of(record).items())
-        record.fields = "".join(f"{name}={value if _PLAIN.fullmatch(value) else repr(value)} " for name, value in shown)
+        fields = ((name, str(value)) for name, value in fields_of(record).items())
+        record.fields = "".join(f"{name}={value if _PLAIN.fullmatch(value) else repr(value)} " for name, value in fields)
         return shown(super().format(record))
 
 
