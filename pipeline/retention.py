@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.compressed import CompressedVideo
 from engine.errors import CacheMismatchError, ReelkeepError
-from engine.types import Question, VideoBlock
+from engine.types import Question, TextPart, VideoBlock
 from pipeline.caches import CacheKey, CacheMissingError, CacheStore
 from pipeline.config import JobConfig
 from pipeline.stream import StageError, one_line
@@ -91,7 +91,7 @@ class Retention:
     def read(
         self,
         task: VideoTask,
-        blocks: Iterator[VideoBlock],
+        blocks: Iterator[VideoBlock | TextPart],
         notes: list[str],
         *,
         question: Question | None = None,
@@ -158,11 +158,11 @@ class Retention:
 class _Part:
     """The next blocks of a stream, until a checkpoint is due."""
 
-    def __init__(self, blocks: Iterator[VideoBlock], most_blocks: int | None, most_s: float | None) -> None:
+    def __init__(self, blocks: Iterator[VideoBlock | TextPart], most_blocks: int | None, most_s: float | None) -> None:
         self.blocks, self.most_blocks, self.most_s = blocks, most_blocks, most_s
         self.was_last = False
 
-    def __iter__(self) -> Iterator[VideoBlock]:
+    def __iter__(self) -> Iterator[VideoBlock | TextPart]:
         started = time.monotonic()
         for count, block in enumerate(self.blocks, 1):
             yield block  # whoever asks for the next one has read this one

@@ -8,14 +8,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.errors import ReelkeepError
+from engine.errors import InputError, ReelkeepError
 from engine.geometry import FrameGeometry
-from engine.types import VideoBlock
+from engine.types import TextPart, VideoBlock
 from pipeline.config import JobConfig
-from pipeline.storage import Storage
+from pipeline.storage import Storage, split_s3
 from pipeline.task import VideoTask
 from pipeline.video import pulse
 from pipeline.video.probe import VideoProbe
+from pipeline.video.prompt import is_prompt
 from pipeline.video.sampling import window_s
 from pipeline.video.source import open_media
 
@@ -86,7 +87,7 @@ class StreamTail:
     warnings: tuple[str, ...]
 
 
-Message = StreamHead | VideoBlock | StreamTail
+Message = StreamHead | VideoBlock | TextPart | StreamTail
 BlockReader = Callable[[VideoTask, FrameGeometry, JobConfig, int], Iterator[Message]]
 """`read_video`, or something that gives the same from elsewhere."""
 
@@ -118,6 +119,9 @@ def read_video(task: VideoTask, geometry: FrameGeometry, config: JobConfig, firs
 def _decoded(path: str, task: VideoTask, geometry: FrameGeometry, config: JobConfig, first_group: int) -> Iterator[Message]:
     with naming(path, task.uri):
         with stage("probe", task.video_id):
+            if is_prompt(path) and split_s3(task.uri) is not None:
+                # What comes from a bucket mustn't choose which of this machine's files are read.
+                raise InputError(f"{task.uri}: is an interleaved prompt, which names other files; copy it and its images to this machine")
             source = open_media(path, geometry, config.decode)
             groups, spacing_s = source.predicted_groups(), source.seconds_per_group
             first_s, end_s = window_s(source.probe, config.decode)
@@ -158,11 +162,12 @@ class VideoStream:
         assert isinstance(head, StreamHead)
         self.head = head
 
-    def blocks(self) -> Iterator[VideoBlock]:
-        """Yield the blocks in order."""
+    def blocks(self) -> Iterator[VideoBlock | TextPart]:
+        """Yield the blocks in order, and an interleaved prompt's texts between them."""
         for message in self._messages:
-            if isinstance(message, VideoBlock):
-                self._on_block(message)
+            if isinstance(message, VideoBlock | TextPart):
+                if isinstance(message, VideoBlock):
+                    self._on_block(message)
                 yield message
             elif isinstance(message, StreamTail):
                 self.tail = message

@@ -17,6 +17,7 @@ from pipeline.video.container import refuse, refusing
 from pipeline.video.decord_reader import DecordReader
 from pipeline.video.images import ImageSource
 from pipeline.video.probe import VideoProbe, probe
+from pipeline.video.prompt import PromptSource, is_prompt
 from pipeline.video.pyav_reader import PyAVReader
 from pipeline.video.reader import DecoderRefusedError, FrameReader, Sample
 from pipeline.video.sampling import predicted_frames, spacing_s, wanted_times_s, window_s
@@ -174,12 +175,16 @@ def open_video(path: str | os.PathLike[str], geometry: FrameGeometry, decode: De
     return VideoSource(found, geometry, decode)
 
 
-def open_media(path: str | os.PathLike[str], geometry: FrameGeometry, decode: DecodeConfig | None = None) -> VideoSource | ImageSource:
-    """A video or an image, whichever the file's content says.
+def open_media(
+    path: str | os.PathLike[str], geometry: FrameGeometry, decode: DecodeConfig | None = None
+) -> VideoSource | ImageSource | PromptSource:
+    """A video or an image, whichever the file's content says; or an interleaved prompt, by its name.
 
     Raises:
         InputError: as `open_video` and `open_image` do.
     """
     decode = decode or DecodeConfig()
+    if is_prompt(path):
+        return PromptSource(path, geometry, decode)
     found = probe(path, decode.stall_timeout_s)
     return ImageSource(found, geometry, decode) if found.kind == "image" else VideoSource(found, geometry, decode)

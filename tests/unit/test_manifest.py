@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InputError
-from jobs.manifest import convert_mlvu, main
+from jobs.benchmarks import BENCHMARKS
+from jobs.manifest import convert, main
 from pipeline.config import JobConfig
 from pipeline.manifest import Manifest, ManifestError, ManifestQuestion, VideoTask, read_manifest, tasks_from_rows
 from pipeline.manifest_rows import Row
@@ -303,9 +304,9 @@ def test_mlvu_reports_broken_annotations_by_file_and_place(tmp_path: Path) -> No
     good = {"video": "a.mp4", "duration": 1, "question": "?", "candidates": ["x", "y"], "answer": "x", "question_type": "t"}
     entries = [good, {"video": "a.mp4"}, good | {"candidates": "x"}, good | {"answer": "z"}, 5]
     (tmp_path / "1_t.json").write_text(json.dumps(entries))
-    written, left_out = convert_mlvu(tmp_path, "/v", str(tmp_path / "m.jsonl"))
-    assert written == 1
-    assert [line.split(":")[0] for line in left_out] == ["1_t.json[1]", "1_t.json[2]", "1_t.json[3]", "1_t.json[4]"]
+    written, left_out = convert(BENCHMARKS["mlvu"], tmp_path, "/v", str(tmp_path / "m.jsonl"))
+    assert len(written) == 1
+    assert [problem.where for problem in left_out] == ["1_t.json[1]", "1_t.json[2]", "1_t.json[3]", "1_t.json[4]"]
 
 
 def test_mlvu_mistakes_exit_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
