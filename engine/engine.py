@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from engine.errors import CacheMismatchError, ConfigError, InputError, PositionL
 from engine.geometry import FrameGeometry
 from engine.memory import MemoryMeter
 from engine.models import ModelAdapter, load_adapter
+from engine.models.base import Encoded
 from engine.policies import make_policy
 from engine.prefill import Prefill
 from engine.types import Answer, Question, TextPart, VideoBlock
@@ -32,10 +33,11 @@ class Engine:
     Args:
         adapter: a loaded model; `Engine.load` makes one from a hub id or a folder.
         config: budget, block size, policy and answer settings.
+        encode: what runs the vision tower over a block; the adapter itself when None. Engines that read the same blocks can share it.
     """
 
-    def __init__(self, adapter: ModelAdapter, config: EngineConfig):
-        self.adapter, self.config = adapter, config
+    def __init__(self, adapter: ModelAdapter, config: EngineConfig, encode: Callable[[VideoBlock], Encoded] | None = None):
+        self.adapter, self.config, self.encode = adapter, config, encode or adapter.encode
         self.policy = make_policy(config.policy, config.policy_options)
         self._identity: dict[str, str] | None = None
 
@@ -136,7 +138,8 @@ class Engine:
         meter = MemoryMeter(self.adapter.device, resume.trace if resume else None)
         asked = question if self.query_aware else None
         proxy = self.adapter.question_ids(asked) if asked else []
-        reader = Prefill(self.adapter, cache, meter, self.config, proxy_ids=proxy, state=resume.state if resume else None)
+        state = resume.state if resume else None
+        reader = Prefill(self.adapter, cache, meter, self.config, encode=self.encode, proxy_ids=proxy, state=state)
         with torch.inference_mode():
             reader.run(stream)
             if self.config.compress == "after":

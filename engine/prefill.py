@@ -6,7 +6,7 @@ Source of the method: Kim & Bae, arXiv 2604.16734. `Prefill.read` and `Prefill.s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,7 +18,7 @@ from engine.compressed import ReadState
 from engine.config import EngineConfig
 from engine.errors import InputError, NumericalError, OutOfMemoryError, PositionLimitError
 from engine.memory import MemoryMeter
-from engine.models.base import ModelAdapter, advance
+from engine.models.base import Encoded, ModelAdapter, advance
 from engine.types import TextPart, VideoBlock
 
 _END = object()
@@ -30,6 +30,7 @@ class Prefill:
     Args:
         adapter, cache, meter: the model, where entries go, who counts.
         config: block size and alignment.
+        encode: what runs the vision tower over a block; the adapter itself when None.
         proxy_ids: token ids of the question, for query-aware policies: run behind every block, never stored.
         state: where an earlier read of the same prompt stopped.
     """
@@ -41,10 +42,12 @@ class Prefill:
         meter: MemoryMeter,
         config: EngineConfig,
         *,
+        encode: Callable[[VideoBlock], Encoded] | None = None,
         proxy_ids: Sequence[int] = (),
         state: ReadState | None = None,
     ):
         self.adapter, self.cache, self.meter, self.config = adapter, cache, meter, config
+        self.vision = encode or adapter.encode
         self.state = state or ReadState()
         self.proxy = adapter.embed_text(list(proxy_ids))
         self.text: list[int] = [] if state else adapter.tokenize(adapter.prompt_parts()[0], special=True)
@@ -150,7 +153,7 @@ class Prefill:
     def encode(self, block: VideoBlock) -> tuple[Tensor, Tensor]:
         """Vision tower, positions and entry descriptions of one block; moves the cursor behind it."""
         started = time.perf_counter()
-        piece = self.adapter.encode(block)
+        piece = self.vision(block)
         self.synchronize()
         self.vision_s += time.perf_counter() - started
         positions = self.adapter.positions(block, piece, self.state.cursor)
