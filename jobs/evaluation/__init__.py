@@ -1,0 +1,1 @@
+"""What jobs.evaluate is made of: cells that read in lock-step, scores, figures to compare with, the report."""
