@@ -1,0 +1,193 @@
+"""Which entries are worth keeping? Policies at several budgets, asked the same questions about videos whose every event is known.
+
+Each video is written as a file, decoded as the main job does, kept in every way that is compared and asked. A study can be stopped and
+started again: what is in its folder isn't done twice. It ends with a table, `summary.parquet`, `answers.parquet` and `accuracy.png`.
+Budgets count the visual tokens kept beyond the protected prompt prefix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from engine import EngineConfig
+from engine.errors import ConfigError, ReelkeepError
+from engine.models import checkpoint_digest, load_adapter
+from jobs.complaint import complain
+from jobs.studying import tables
+from jobs.studying.cells import grid
+from jobs.studying.trial import Laboratory, Watched
+from pipeline.synthetic.dataset import SyntheticVideo, plan_videos
+from pipeline.synthetic.questions import KINDS
+from pipeline.synthetic.script import EVENTS
+
+TRAINED_KINDS = "colour,shape,digit,exists"
+VIDEOS_MOST = 100_000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a study; returns the exit code: 0 done, 2 a bad argument, 130 stopped."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return _study(arguments)
+    except ReelkeepError as error:
+        complain(f"study: {error}")
+        return 2
+    except KeyboardInterrupt:
+        complain(f"study: stopped; the same command goes on from what is in {arguments.output}")
+        return 130
+
+
+def _study(arguments: argparse.Namespace) -> int:
+    cells = grid(
+        _words(arguments.policies),
+        _numbers("--budgets", arguments.budgets),
+        _numbers("--block-groups", arguments.block_groups),
+        _words(arguments.compress),
+        _words(arguments.alignments),
+    )
+    laboratory = Laboratory(load_adapter(EngineConfig(model=arguments.model, device=arguments.device)))
+    folder: Path = arguments.output
+    folder.mkdir(parents=True, exist_ok=True)
+    notebook = folder / "answers.jsonl"
+    model = f"{arguments.model}@{checkpoint_digest(arguments.model)}"
+    done = _read(notebook, model)
+    videos, visual_tokens, started_s = list(_videos(arguments)), 0, time.monotonic()
+    with notebook.open("a") as notes, tempfile.TemporaryDirectory() as scratch:
+        for number, video in enumerate(videos, 1):
+            missing = [cell for cell in cells if (cell.name, video.video_id) not in done]
+            if not missing and visual_tokens:
+                continue
+            path = video.write(Path(scratch))
+            watched = Watched.of(path, laboratory.adapter)
+            path.unlink()
+            visual_tokens = len(watched.groups) * laboratory.adapter.geometry.group_tokens(*watched.groups[0].frames.shape[-2:])
+            for cell in missing:
+                rows = [row | {"model": model} for row in laboratory.try_cell(cell, watched, video)]
+                done[cell.name, video.video_id] = rows
+                notes.write(json.dumps(rows) + "\n")
+                notes.flush()
+            left_s = (time.monotonic() - started_s) / number * (len(videos) - number)
+            print(f"video {number} of {len(videos)}, {left_s:.0f} s left", file=sys.stderr)
+    answers = [row for cell in cells for video in videos for row in done[cell.name, video.video_id]]
+    rows = tables.summary(cells, answers, visual_tokens)
+    _show(rows, answers, folder, f"{arguments.set} set, {arguments.groups} groups, {visual_tokens} visual tokens, seed {arguments.seed}")
+    if arguments.json:
+        print(json.dumps({"rows": rows}))
+    return 0
+
+
+def _videos(arguments: argparse.Namespace) -> Iterator[SyntheticVideo]:
+    """Videos until they have as many questions as were asked for."""
+    questions = 0
+    planned = plan_videos(
+        videos=VIDEOS_MOST,
+        groups=arguments.groups,
+        set_name=arguments.set,
+        seed=arguments.seed,
+        questions=arguments.questions_per_video,
+        options={"always": True, "never": False, "mixed": None}[arguments.options],
+        kinds=tuple(_words(arguments.kinds)),
+    )
+    for video in planned:
+        if questions >= arguments.questions:
+            return
+        questions += len(video.questions)
+        yield video
+
+
+def _read(notebook: Path, model: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """What earlier starts have found, by (cell, video_id).
+
+    Raises:
+        ConfigError: another model's answers are there.
+    """
+    done: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    if not notebook.exists():
+        return done
+    text = notebook.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        notebook.write_text(whole)  # a line that was cut short when the last start was killed
+    for line in whole.splitlines():
+        rows = json.loads(line)
+        if any(row["model"] != model for row in rows):
+            raise ConfigError(f"--output={notebook.parent} holds answers of {rows[0]['model']}, not of {model}; name another folder")
+        done[rows[0]["cell"], rows[0]["video_id"]] = rows
+    return done
+
+
+def _show(rows: list[dict[str, Any]], answers: list[dict[str, Any]], folder: Path, title: str) -> None:
+    pq.write_table(pa.Table.from_pylist(answers), folder / "answers.parquet")
+    pq.write_table(pa.Table.from_pylist([row | {"kinds": json.dumps(row["kinds"])} for row in rows]), folder / "summary.parquet")
+    Console(width=200, highlight=False).print(tables.table(rows, title))
+    try:
+        tables.plot(rows, folder / "accuracy.png", title)
+    except ImportError:
+        complain("no picture was drawn: matplotlib isn't installed; pip install 'reelkeep[plot]'")
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        numbers = [int(word) for word in _words(text)]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(f"{name}={text}: must be whole numbers of at least 1, separated by commas")
+    return numbers
+
+
+def _parser() -> argparse.ArgumentParser:
+    def kinds(text: str) -> str:
+        if unknown := [kind for kind in _words(text) if kind not in KINDS]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
+        return text
+
+    def some_of(*allowed: str) -> Any:
+        def check(text: str) -> str:
+            if unknown := [word for word in _words(text) if word not in allowed]:
+                raise argparse.ArgumentTypeError(f"{unknown[0]!r} must be one of {', '.join(allowed)}")
+            return text
+
+        return check
+
+    parser = argparse.ArgumentParser(prog="study", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("study"), help="folder for what is found")
+    parser.add_argument("--model", default="bundled", help="as engine.model")
+    parser.add_argument("--device", default="auto", help="as engine.device")
+    parser.add_argument("--set", choices=list(EVENTS), default="dense", help="events in each video")
+    parser.add_argument("--groups", type=int, default=64, help="length of each video in temporal groups of a second")
+    parser.add_argument("--questions", type=int, default=500, help="questions a cell; videos are added until there are as many")
+    parser.add_argument("--questions-per-video", type=int, default=12, help="questions a video, the kinds in turn")
+    parser.add_argument("--kinds", type=kinds, default=TRAINED_KINDS, help="kinds of question, separated by commas")
+    parser.add_argument("--options", choices=["mixed", "always", "never"], default="never", help="multiple choice or free-form")
+    parser.add_argument("--seed", type=int, default=7, help="of the videos and questions")
+    parser.add_argument(
+        "--policies",
+        default="full,keydiff,value_norm,leverage,coverage,infinipot_v,snapkv,uniform,sliding_window,random",
+        help="policies, separated by commas; with options as in snapkv:kernel_size=1; uniform thins out frames instead",
+    )
+    parser.add_argument("--budgets", default="16,32", help="visual tokens kept beyond the prompt prefix, separated by commas")
+    parser.add_argument("--block-groups", default="4", help="temporal groups a block, separated by commas")
+    parser.add_argument("--compress", type=some_of("during", "after"), default="during", help="during the prefill, after it, or both")
+    parser.add_argument("--alignments", type=some_of("group", "none"), default="group", help="group, none, or both")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
