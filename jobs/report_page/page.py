@@ -35,19 +35,10 @@ def render(facts: RunFacts, thumbnails: Mapping[str, str]) -> str:
     """
     files = resources.files(__package__)
     script, style = ((files / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_plainly
-    )
-    environment.filters |= {"bytes": bytes_text, "clock": clock_time}
-    template = environment.from_string((files / "page.html").read_text(encoding="utf-8"))
-    policy = (
-        f"default-src 'none'; img-src data:; script-src '{_source_hash(script)}'; style-src '{_source_hash(style)}'; base-uri 'none'; "
-        "form-action 'none'"
-    )
-    return template.render(
+    return template((files / "page.html").read_text(encoding="utf-8")).render(
         facts=facts,
         run=facts.run,
-        policy=policy,
+        policy=content_policy(style, script),
         script=Markup(script),
         style=Markup(style),
         plot=charts.memory_plot(facts.videos),
@@ -57,6 +48,21 @@ def render(facts: RunFacts, thumbnails: Mapping[str, str]) -> str:
         failed=facts.failed[:FAILED_SHOWN],
         data=Markup(script_json({"answers": [_shown(row) for row in facts.answers], "thumbnails": dict(thumbnails)})),
     )
+
+
+def template(html: str) -> jinja2.Template:
+    """A page's template: every text is escaped and shown plainly; `bytes` and `clock` are filters for numbers."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_plainly
+    )
+    environment.filters |= {"bytes": bytes_text, "clock": clock_time}
+    return environment.from_string(html)
+
+
+def content_policy(style: str, script: str | None = None) -> str:
+    """What a page may load: this style, this script, pictures that it carries; nothing else."""
+    scripts = f"script-src '{_source_hash(script)}'; " if script is not None else ""
+    return f"default-src 'none'; img-src data:; {scripts}style-src '{_source_hash(style)}'; base-uri 'none'; form-action 'none'"
 
 
 def script_json(value: Any) -> str:
