@@ -126,7 +126,7 @@ def over_tail(query: Tensor, keys: Tensor, values: Tensor, scale: float, mask: T
     return out.reshape(batch, heads, queries, dim), lse.reshape(batch, heads, queries)
 
 
-def budgeted_attention(module, query, key, value, attention_mask, *, scaling, kv_cache, **_) -> tuple[Tensor, None]:
+def budgeted_attention(module, query, key, value, attention_mask, dropout=0.0, *, scaling, kv_cache, **_) -> tuple[Tensor, None]:
     """What transformers calls in each layer: hands the post-RoPE queries to the cache that holds the layer's entries.
 
     `kv_cache` travels through the forward's keyword arguments; no hook is placed on any module.
@@ -135,7 +135,7 @@ def budgeted_attention(module, query, key, value, attention_mask, *, scaling, kv
     return out.transpose(1, 2).contiguous(), None
 
 
-def windowed_attention(module, query, key, value, attention_mask, *, scaling, cu_seq_lens_q, **_) -> tuple[Tensor, None]:
+def windowed_attention(module, query, key, value, attention_mask, dropout=0.0, *, scaling, cu_seq_lens_q, **_) -> tuple[Tensor, None]:
     """Attention within many short windows of a vision tower, all windows of one length in a single batch.
 
     transformers loops over the windows in Python unless a kernel with "flash" in its name is asked for; such a kernel is handed all of them.
@@ -148,8 +148,12 @@ def windowed_attention(module, query, key, value, attention_mask, *, scaling, cu
         (1, tokens, heads, head_dim).
     """
     starts, lengths = cu_seq_lens_q[:-1].long(), cu_seq_lens_q.diff()
+    sizes = lengths.unique().tolist()
+    if len(sizes) == 1:  # the windows lie side by side: nothing needs gathering
+        q, k, v = (t[0].unflatten(1, (-1, sizes[0])).transpose(0, 1) for t in (query, key, value))
+        return F.scaled_dot_product_attention(q, k, v, scale=scaling).transpose(1, 2).flatten(0, 1)[None], None
     out = torch.empty_like(query)
-    for length in lengths.unique().tolist():
+    for length in sizes:
         tokens = starts[lengths == length][:, None] + torch.arange(length, device=query.device)
         q, k, v = (t[0, :, tokens].transpose(0, 1) for t in (query, key, value))  # (windows, heads, length, head_dim)
         out[0, :, tokens] = F.scaled_dot_product_attention(q, k, v, scale=scaling).transpose(0, 1)

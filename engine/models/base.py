@@ -75,7 +75,7 @@ class ModelAdapter(ABC):
         attention.register()
         self.text_config._attn_implementation = attention.NAME
         self.kernel = attention.choose_kernel(config.attention, self.device, self.dtype, kv_dimensions(model.config)[2])
-        self._cache_argument = "cache" if "cache" in inspect.signature(self.text_model.forward).parameters else "past_key_values"
+        self.cache_argument = "cache" if "cache" in inspect.signature(self.text_model.forward).parameters else "past_key_values"
 
     # What a family must say
 
@@ -158,7 +158,7 @@ class ModelAdapter(ABC):
             attention_mask={"full_attention": None},
             use_cache=True,
             kv_cache=cache,
-            **{self._cache_argument: cache},
+            **{self.cache_argument: cache},
         ).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
