@@ -1,0 +1,215 @@
+"""`python -m jobs.bench prefill`: block-wise prefill under a budget against transformers' full prefill of the same model.
+
+Both read the same embeddings with the same positions; the vision tower is left out of both (`jobs.bench vision` times it). Times are
+medians of turns taken alternately, over all lengths, in one process. Peaks come from a fresh process a row, which reads block-wise first
+and in full afterwards, and notes the largest resident set after each. Budgets and block sizes beyond the first take the full prefill's
+figures from the first: it has neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from rich.table import Table
+from transformers import DynamicCache
+
+from engine import Engine, Question
+from engine.memory import process_peak_bytes
+from engine.policies import make_policy
+from jobs.bench._measure import (
+    MIB,
+    add_json,
+    add_shape,
+    add_turns,
+    apart,
+    by_turns,
+    device_name,
+    device_peak_bytes,
+    numbers,
+    publish,
+    say,
+    shape_of,
+    synchronise,
+)
+from jobs.bench._model import WithoutTower, bench_engine, blank_blocks, cache_bytes, full_forward, whole_prompt, with_settings
+
+QUESTION = Question("What happens at the gate?")
+
+
+def main(argv: list[str]) -> int:
+    """Run the rows, print the table and, last, one JSON object."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.bench prefill", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=numbers, default=[1024, 4096, 8192], help="visual tokens of each stream (default 1024,4096,8192)")
+    parser.add_argument("--budgets", type=numbers, default=[1024], help="budgets to try, in tokens a layer (default 1024)")
+    parser.add_argument("--blocks", type=numbers, default=[784], help="block sizes to try, in tokens (default 784)")
+    parser.add_argument("--policy", default="keydiff", help="eviction policy (default keydiff)")
+    parser.add_argument("--full-up-to", type=int, default=32768, metavar="TOKENS", help="no full prefill of longer streams (default 32768)")
+    add_turns(parser)
+    add_shape(parser)
+    add_json(parser)
+    parser.add_argument("--peaks", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    make_policy(arguments.policy, {})
+    torch.set_num_threads(arguments.threads)
+    engine = bench_engine(adapter=WithoutTower, policy=arguments.policy, answer={"max_new_tokens": 1}, **shape_of(arguments))
+    if arguments.peaks:
+        print(json.dumps(peaks(engine, arguments)))
+        return 0
+    rows = measure(engine, argv, arguments)
+    cost = per_token_cost(rows)
+    title = f"Prefill, {arguments.policy}, {device_name(engine.adapter.device)}: block-wise against transformers' full prefill (medians)"
+    note = f"time per visual token, longest over shortest stream: block-wise {cost['block']:.2f}" + (
+        f", full {cost['full']:.2f} (at {cost['full_tokens']:,})" if cost["full"] else ""
+    )
+    result = {"bench": "prefill", "policy": arguments.policy, **shape_of(arguments)}
+    result |= {"device": device_name(engine.adapter.device), "rows": rows, "per_token_cost": cost}
+    publish(result, as_table(rows, title), note, only_json=arguments.json)
+    return 0
+
+
+def measure(engine: Engine, argv: list[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Times of all rows by turns, then each row's peaks."""
+    combinations = [(tokens, budget, block) for tokens in arguments.tokens for budget in arguments.budgets for block in arguments.blocks]
+    calls = {}
+    for tokens, budget, block in combinations:
+        calls[f"{tokens} tokens, block-wise, budget {budget}, block {block}"] = partial(
+            block_pass, with_settings(engine, budget_tokens=budget, block_tokens=block), tokens
+        )
+        if tokens <= arguments.full_up_to:
+            calls.setdefault(f"{tokens} tokens, full", partial(full_pass, engine, tokens))
+    shortest = min(arguments.tokens)
+    block_pass(engine, shortest), full_pass(engine, min(shortest, arguments.full_up_to))  # the first pass pays for start-up
+    timed = by_turns(calls, repeats=arguments.repeats, limit_s=arguments.limit_s)
+    rows = []
+    for tokens, budget, block in combinations:
+        name = f"{tokens} tokens, block-wise, budget {budget}, block {block}"
+        choice = ["--tokens", str(tokens), "--budgets", str(budget), "--blocks", str(block), "--peaks"]
+        alone = apart("prefill", [*argv, *choice], CUDA_LAUNCH_BLOCKING="1")
+        say(f"{name}: peaks done")
+        rows.append(row(tokens, budget, block, timed[name], timed.get(f"{tokens} tokens, full"), alone))
+    return rows
+
+
+def row(
+    tokens: int, budget: int, block: int, ours: dict[str, float], full: dict[str, float] | None, alone: dict[str, Any]
+) -> dict[str, Any]:
+    """One line of the result; what needs a full prefill is None where it was left out."""
+    read = int(ours["visual_tokens"])
+    return {
+        "tokens": tokens,
+        "visual_tokens": read,
+        "budget_tokens": budget,
+        "block_tokens": block,
+        "full_s": full and full["s"],
+        "block_s": ours["s"],
+        "ratio": full and ours["s"] / full["s"],
+        "full_tokens_per_s": full and read / full["s"],
+        "block_tokens_per_s": read / ours["s"],
+        "full_ttft_s": full and full["ttft_s"],
+        "block_ttft_s": ours["ttft_s"],
+        "kv_held_bytes": int(ours["kv_held_bytes"]),
+        "kv_full_bytes": int(full["kv_bytes"] if full else ours["kv_full_bytes"]),
+        **alone,
+        "block_repeats": ours["repeats"],
+        "full_repeats": full and full["repeats"],
+        # On CUDA only the process whose launches wait for their kernels can tell.
+        "compress_share": alone["compress_share"] if alone["device_peak_bytes"] else ours["compress_share"],
+    }
+
+
+def block_pass(engine: Engine, tokens: int) -> dict[str, float]:
+    """One block-wise prefill and a first token; what stands in for decoder and vision tower isn't counted."""
+    device = engine.adapter.device
+    began = time.perf_counter()
+    kept = engine.prefill(blank_blocks(engine, tokens), question=QUESTION if engine.query_aware else None)
+    synchronise(device)
+    trace = kept.trace
+    seconds = time.perf_counter() - began - trace.vision_s - trace.input_wait_s
+    answer = engine.answer(kept, [QUESTION])[0]
+    return {
+        "s": seconds,
+        "ttft_s": seconds + answer.ttft_s,
+        "compress_share": trace.evict_s / seconds,
+        "visual_tokens": trace.visual_tokens,
+        "kv_held_bytes": trace.kv_peak_bytes,
+        "kv_full_bytes": trace.kv_full_bytes,
+    }
+
+
+def full_pass(engine: Engine, tokens: int) -> dict[str, float]:
+    """One forward of transformers over everything, into its own cache, and a first token."""
+    adapter, cache = engine.adapter, DynamicCache()
+    embeds, positions = whole_prompt(engine, tokens)
+    synchronise(adapter.device)
+    began = time.perf_counter()
+    full_forward(engine, embeds, positions, cache)
+    synchronise(adapter.device)
+    seconds = time.perf_counter() - began
+    held = cache_bytes(cache)
+    ids = adapter.tokenize(adapter.close_text("video"), special=True) + adapter.question_ids(QUESTION)
+    behind = torch.arange(len(ids), device=adapter.device)[None, :, None].expand(-1, -1, adapter.axes) + int(positions.max()) + 1
+    hidden = full_forward(engine, adapter.embed_text(ids)[None], behind, cache)
+    adapter.logits(hidden[:, -1]).argmax().item()
+    return {"s": seconds, "ttft_s": time.perf_counter() - began, "kv_bytes": held}
+
+
+def peaks(engine: Engine, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Largest resident set of this process (and allocation of the device): with the model loaded, block-wise, in full."""
+    tokens, device = arguments.tokens[0], engine.adapter.device
+    engine = with_settings(engine, budget_tokens=arguments.budgets[0], block_tokens=arguments.blocks[0])
+    found: dict[str, Any] = {"process_loaded_bytes": process_peak_bytes()}
+    found["compress_share"] = block_pass(engine, tokens)["compress_share"]
+    found |= {"process_peak_bytes": process_peak_bytes(), "device_peak_bytes": device_peak_bytes(device)}
+    if tokens <= arguments.full_up_to:
+        full_pass(engine, tokens)
+        found |= {"full_process_peak_bytes": process_peak_bytes(), "full_device_peak_bytes": device_peak_bytes(device)}
+    return {"full_process_peak_bytes": None, "full_device_peak_bytes": None} | found
+
+
+def per_token_cost(rows: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Seconds per visual token of the longest stream over those of the shortest, of the first budget and block size."""
+    chosen = [r for r in rows if (r["budget_tokens"], r["block_tokens"]) == (rows[0]["budget_tokens"], rows[0]["block_tokens"])]
+    with_full = [r for r in chosen if r["full_s"]]
+
+    def cost(of: list[dict[str, Any]], key: str) -> float | None:
+        ordered = sorted(of, key=lambda r: r["visual_tokens"])
+        return (ordered[-1][key] / ordered[-1]["visual_tokens"]) / (ordered[0][key] / ordered[0]["visual_tokens"]) if of else None
+
+    longest_full = max((r["visual_tokens"] for r in with_full), default=None)
+    return {"block": cost(chosen, "block_s"), "full": cost(with_full, "full_s"), "full_tokens": longest_full}
+
+
+def as_table(rows: list[dict[str, Any]], title: str) -> Table:
+    """The table for people."""
+    table = Table(title=title)
+    names = "visual tokens,M,b,full s,block s,ratio,full tok/s,block tok/s,full TTFT s,block TTFT s,compress %,"
+    names += "KV held MiB,KV full MiB,peak MiB,full peak MiB"
+    for name in names.split(","):
+        table.add_column(name, justify="right")
+    for r in rows:
+        device = bool(r["device_peak_bytes"])
+        peak, full_peak = (r[f"{which}{'device' if device else 'process'}_peak_bytes"] for which in ("", "full_"))
+        cells = [
+            f"{r['visual_tokens']:,}",
+            f"{r['budget_tokens']:,}",
+            f"{r['block_tokens']:,}",
+            *(_cell(r[key], 2) for key in ("full_s", "block_s", "ratio")),
+            *(_cell(r[key], 0) for key in ("full_tokens_per_s", "block_tokens_per_s")),
+            *(_cell(r[key], 2) for key in ("full_ttft_s", "block_ttft_s")),
+            f"{100 * r['compress_share']:.1f}",
+            *(_cell(value / MIB if value else None, 1) for value in (r["kv_held_bytes"], r["kv_full_bytes"])),
+            *(_cell(value / MIB if value else None, 0) for value in (peak, full_peak)),
+        ]
+        table.add_row(*cells)
+    return table
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
