@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
+if TYPE_CHECKING:  # whoever only plans waits for neither
+    import numpy as np
+
+MAX_ASPECT_RATIO = 200
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,24 @@ class FrameGeometry:
         return replace(self, min_px=self.min_px if min_px is None else min_px, max_px=self.max_px if max_px is None else max_px)
 
     def target_size(self, height_px: int, width_px: int) -> tuple[int, int]:
-        """Size (height, width) in pixels that the model's processor would resize a frame to."""
+        """Size (height, width) in pixels that the model's processor would resize a frame to: transformers' `smart_resize`, held to it by a test.
+
+        Raises:
+            ValueError: the frame is too long and thin for the processor.
+        """
         if self.fixed_px is not None:
             return self.fixed_px, self.fixed_px
-        from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
-
-        return smart_resize(height_px, width_px, factor=self.unit_px, min_pixels=self.min_px, max_pixels=self.max_px)
+        ratio, unit, area = max(height_px, width_px) / min(height_px, width_px), self.unit_px, height_px * width_px
+        if ratio > MAX_ASPECT_RATIO:
+            raise ValueError(f"aspect ratio {ratio:.0f} must be at most {MAX_ASPECT_RATIO}")
+        height, width = round(height_px / unit) * unit, round(width_px / unit) * unit
+        if height * width > self.max_px:
+            shrink = math.sqrt(area / self.max_px)
+            return max(unit, math.floor(height_px / shrink / unit) * unit), max(unit, math.floor(width_px / shrink / unit) * unit)
+        if height * width < self.min_px:
+            stretch = math.sqrt(self.min_px / area)
+            return math.ceil(height_px * stretch / unit) * unit, math.ceil(width_px * stretch / unit) * unit
+        return height, width
 
     def group_tokens(self, height_px: int, width_px: int) -> int:
         """Tokens one group costs, its text included, given a frame's size after `target_size`."""
@@ -66,6 +82,8 @@ class FrameGeometry:
         size = self.target_size(*frames.shape[-2:])
         if size == frames.shape[-2:]:
             return frames
+        import numpy as np
+        import torch
         from torchvision.transforms.v2 import functional as tvf
 
         mode = {0: tvf.InterpolationMode.NEAREST, 2: tvf.InterpolationMode.BILINEAR, 3: tvf.InterpolationMode.BICUBIC}[self.resample]

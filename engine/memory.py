@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from engine import footprint
 from engine.cache import BudgetedCache
 from engine.models import kv_dimensions
 from engine.types import BlockTrace, PrefillTrace
@@ -18,14 +19,12 @@ def kv_bytes(model_config: Any, tokens: int, dtype: torch.dtype = torch.bfloat16
 
     At bfloat16 one token takes 57,344 bytes in Qwen2.5-VL-7B and 147,456 in InternVL3.5-8B.
     """
-    layers, kv_heads, head_dim = kv_dimensions(model_config)
-    return 2 * layers * kv_heads * head_dim * dtype.itemsize * tokens
+    return footprint.kv_bytes(kv_dimensions(model_config), tokens, dtype.itemsize)
 
 
 def peak_kv_bytes(model_config: Any, budget_tokens: int, block_tokens: int, dtype: torch.dtype = torch.bfloat16) -> int:
     """Largest number of KV bytes that exist at once: every layer's budget, and the block in one layer (L * M + b entries)."""
-    layers, kv_heads, head_dim = kv_dimensions(model_config)
-    return 2 * kv_heads * head_dim * dtype.itemsize * (layers * budget_tokens + block_tokens)
+    return footprint.peak_kv_bytes(kv_dimensions(model_config), budget_tokens, block_tokens, dtype.itemsize)
 
 
 def step_peak_entries(layers: int, budget_tokens: int | None, seen_tokens: int, block_tokens: int) -> int:
