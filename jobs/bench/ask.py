@@ -6,18 +6,17 @@ Both go the way of the jobs: the whole worker, from the file (or the cache's fil
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from rich.console import Console
+import torch
 from rich.table import Table
 
 from engine import Engine
 from engine.errors import InputError
 from jobs.bench._clips import make_clip, repeat_clip
+from jobs.bench._measure import add_json, add_shape, publish, say, shape_of
 from pipeline.caches import CacheStore
 from pipeline.config import JobConfig
 from pipeline.results import VideoResult
@@ -31,12 +30,15 @@ CLIP_S = 10
 def main(argv: list[str]) -> int:
     """Run the rows, print the table and, last, one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m jobs.bench ask", description=__doc__)
-    parser.add_argument("--model", help="hub id or folder; default: random weights of the Qwen2.5-VL architecture, 4 layers of 256")
+    parser.add_argument("--model", help="hub id or folder; default: random weights of the Qwen2.5-VL architecture in the size below")
     parser.add_argument("--minutes", default="1,5", help="lengths of the video (default: 1 and 5 minutes of 640x360, 1 frame a second)")
     parser.add_argument("--questions", type=int, default=4, help="questions asked together (default: 4)")
     parser.add_argument("--budget-tokens", type=int, default=1024)
     parser.add_argument("--max-new-tokens", type=int, default=16)
+    add_shape(parser, hidden=256, layers=4, heads=4)
+    add_json(parser)
     arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         clip = make_clip(Path(folder, "clip.mp4"), seconds=CLIP_S, height_px=360, width_px=640)
@@ -46,9 +48,8 @@ def main(argv: list[str]) -> int:
             config = settings(arguments, Path(folder, f"out{minutes}"))
             engine = engine or load(arguments, config)
             rows.append({"video_s": float(minutes) * 60} | measure(engine, config, video, arguments.questions))
-            print(f"{minutes} minutes: done", file=sys.stderr)
-    show(rows)
-    print(json.dumps({"rows": rows}))
+            say(f"{minutes} minutes: done")
+    publish({"rows": rows}, as_table(rows), only_json=arguments.json)
     return 0
 
 
@@ -72,7 +73,7 @@ def load(arguments: argparse.Namespace, config: JobConfig) -> Engine:
         return Engine.load(config.engine)
     from jobs.bench._model import bench_engine
 
-    return bench_engine(hidden=256, layers=4, heads=4, kv_heads=2, **config.engine.model_dump(include={"budget_tokens", "answer"}))
+    return bench_engine(**shape_of(arguments), **config.engine.model_dump(include={"budget_tokens", "answer"}))
 
 
 def measure(engine: Engine, config: JobConfig, video: Path, questions: int) -> dict[str, float]:
@@ -113,7 +114,7 @@ def timed(worker: VideoWorker, task: VideoTask) -> tuple[VideoResult, float]:
     return result, time.perf_counter() - began
 
 
-def show(rows: list[dict[str, float]]) -> None:
+def as_table(rows: list[dict[str, float]]) -> Table:
     """The table for people."""
     table = Table(title="Seconds a question: from the kept cache, and watching again")
     for name in ("video, s", "visual tokens", "cache, MB", "asked, s", "watched again, s", "ratio", "same answers"):
@@ -128,4 +129,4 @@ def show(rows: list[dict[str, float]]) -> None:
             f"{row['ratio']:.1f}",
             "yes" if row["same_answers"] else "NO",
         )
-    Console(width=120).print(table)
+    return table

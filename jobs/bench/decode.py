@@ -12,16 +12,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ReelkeepError
 from engine.geometry import FrameGeometry
 from jobs.bench._clips import make_clip, repeat_clip
+from jobs.bench._measure import MIB, add_json
 from pipeline.video.config import DecodeConfig
 from pipeline.video.source import open_video
 
-MIB = 1024 * 1024
 GEOMETRY = FrameGeometry(frames_per_group=2, unit_px=28, min_px=128 * 28 * 28, max_px=384 * 28 * 28)
 
 SPEED_CASES: dict[str, dict[str, Any]] = {
@@ -40,12 +41,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--fps", type=float, default=1.0, help="frames sampled per second (default 1)")
     parser.add_argument("--memory", action="store_true", help="compare the peak on 10 and on 60 minutes of the same 720p video")
     parser.add_argument("--decoders", default="pyav,decord", help="which to compare with --memory (default pyav,decord; decord takes long)")
+    add_json(parser)
     parser.add_argument("--measure", metavar="JSON", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.measure:
         print(json.dumps(_measure(arguments.files[0], DecodeConfig(**json.loads(arguments.measure)))))
         return 0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr) if arguments.json else nullcontext():
         result = (
             _compare_memory(Path(folder), arguments.fps, arguments.decoders.split(","))
             if arguments.memory

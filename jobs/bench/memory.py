@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 
-from rich.console import Console
 from rich.table import Table
 
-MIB = 1 << 20
+from jobs.bench._measure import MIB, add_json, apart, publish, say
 
 
 def main(argv: list[str]) -> int:
@@ -29,6 +26,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--kv-heads", type=int, default=2)
     parser.add_argument("--plot", help="write the picture of memory against length to this PNG or SVG file (needs the plot extra)")
+    add_json(parser)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child:
@@ -37,13 +35,11 @@ def main(argv: list[str]) -> int:
     rows = []
     for policy in arguments.policies.split(","):
         for tokens in arguments.tokens.split(","):
-            command = [sys.executable, "-m", "jobs.bench", "memory", *argv, "--tokens", tokens, "--child", policy]
-            rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]))
-            print(f"{policy} {tokens} tokens: done", file=sys.stderr)
-    show(rows)
+            rows.append(apart("memory", [*argv, "--tokens", tokens, "--child", policy]))
+            say(f"{policy} {tokens} tokens: done")
     if arguments.plot:
         plot(rows, arguments)
-    print(json.dumps({"rows": rows}))
+    publish({"rows": rows}, as_table(rows), only_json=arguments.json)
     return 0
 
 
@@ -68,14 +64,14 @@ def measure(arguments: argparse.Namespace, policy: str) -> dict:
     }
 
 
-def show(rows: list[dict]) -> None:
+def as_table(rows: list[dict]) -> Table:
     """The table for people, in MiB."""
     table = Table(title="Peak memory against the length of the stream (MiB)")
     for name in ("policy", "visual tokens", "KV held", "by formula", "full cache", "process peak", "device peak"):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for row in rows:
         table.add_row(row["policy"], f"{row['tokens']:,}", *(f"{row[k] / MIB:,.1f}" for k in list(row)[2:]))
-    Console(width=120).print(table)
+    return table
 
 
 def plot(rows: list[dict], arguments: argparse.Namespace) -> None:

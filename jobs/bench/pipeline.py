@@ -8,7 +8,6 @@ on disk. The bare loop runs before and after the pipeline and its mean counts, s
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from engine import Engine, Question
 from jobs.bench._clips import make_clip, repeat_clip
+from jobs.bench._measure import add_json, publish
 from jobs.bench._model import bench_engine
 from pipeline.config import JobConfig
 from pipeline.video.source import open_media
@@ -42,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--fps", type=float, default=2.0, help="frames read per second (default 2)")
     parser.add_argument("--model", help="checkpoint folder or hub id (default: random weights, 4 layers of width 256)")
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch in either way (default 1)")
+    add_json(parser)
     arguments = parser.parse_args(argv)
     if arguments.videos < 2:
         parser.error("--videos must be at least 2: the first isn't timed")
@@ -88,10 +88,9 @@ def _compare(folder: Path, arguments: argparse.Namespace) -> int:
         table.add_row(f"pipeline, decode.where={where}", f"{seconds:.2f}", f"{seconds / timed:.2f}", f"{overhead:+.1f}%", f"{wait_s:.2f} s")
         figures |= {f"{where}_s": seconds, f"{where}_overhead_percent": overhead, f"{where}_decode_wait_s": wait_s}
     figures["bare_spread_percent"] = 100 * abs(before_s - after_s) / bare_s
-    Console().print(table)
     missed = over_target(figures)
-    print(f"Answers are the same in all ways. Target: at most {TARGET_PERCENT:g}% over the bare loop: {', '.join(missed) or 'met'}.")
-    print(json.dumps({key: round(value, 3) for key, value in figures.items()}))
+    note = f"Answers are the same in all ways. Target: at most {TARGET_PERCENT:g}% over the bare loop: {', '.join(missed) or 'met'}."
+    publish({key: round(value, 3) for key, value in figures.items()}, table, note, only_json=arguments.json)
     return 1 if missed else 0
 
 
