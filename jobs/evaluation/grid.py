@@ -42,11 +42,13 @@ class Cell:
         name: of its folder.
         config: `jobs.answer` with it gives the same tables.
         evicts: whether its policy does; the budget of one that doesn't means nothing.
+        query_aware: whether its policy reads a video once a question.
     """
 
     name: str
     config: JobConfig
     evicts: bool
+    query_aware: bool
 
     @property
     def engine(self) -> EngineConfig:
@@ -70,7 +72,8 @@ def grid(
     slugs = {model: _slug(model, models) for model in models}
     for model, policy, budget, block in itertools.product(models, policies, budgets, blocks):
         options = config.engine.policy_options if policy == config.engine.policy else {}
-        evicts = make_policy(policy, options).evicts
+        made = make_policy(policy, options)
+        evicts = made.evicts
         chosen = {"model": model, "policy": policy, "policy_options": options, "block_tokens": block}
         chosen["budget_tokens"] = budget if evicts else max(budgets)
         try:
@@ -79,7 +82,7 @@ def grid(
             raise ConfigError("\n".join("engine." + line for line in describe_errors(error, EngineConfig))) from None
         name = f"{slugs[model]}-{policy}" + (f"-m{budget}" if evicts else "") + f"-b{block}"
         settings = {"engine": engine, "output": join_uri(output, "cells", name)}
-        cells[name] = Cell(name, config.model_copy(update=settings), evicts)
+        cells[name] = Cell(name, config.model_copy(update=settings), evicts, made.needs_question)
     return list(cells.values())
 
 
