@@ -1,8 +1,8 @@
 """The KV cache that never outgrows its budget, however long the input.
 
 Each layer owns `budget_tokens` preallocated slots per KV head. A block's keys and values arrive through transformers' own forward; as
-soon as the layer's attention has run, the policy says which entries stay, and the block's survivors are written into the slots of the
-evicted. So at any moment at most layers * budget_tokens + block entries are held, nothing grows with the input, and an entry keeps the
+soon as the layer's attention has run, the policy says which of the kept and the new entries stay, and the slots are filled with those.
+So at any moment at most layers * budget_tokens + block entries are held, nothing grows with the input, and an entry keeps the
 rotary position it was written with. While a policy looks at a layer, that one layer's entries exist a second time, in one piece.
 Knows no model and no video.
 """
@@ -10,7 +10,7 @@ Knows no model and no video.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -207,10 +207,9 @@ class BudgetedCache(Cache):
         """Evict down to the budget now: for compression after a full prefill."""
         if self._lengths[layer] <= self.budget_tokens or not self.policy.evicts:
             return
-        keep = self._chosen(layer, self.keys(layer), self.values(layer), self.entries(layer), queries, scale)
-        rows = [
-            t[keep].view(self.shape.kv_heads, self.budget_tokens, -1) for t in (self.keys(layer), self.values(layer), self.entries(layer))
-        ]
+        held = (self.keys(layer), self.values(layer), self.entries(layer))
+        stay = self._chosen(layer, held, queries, scale)
+        rows = [_picked(t, stay) for t in held]
         self._keys[layer], self._values[layer], self._entries[layer] = rows
         self._lengths[layer] = self.budget_tokens
         self.evictions += 1
@@ -281,32 +280,24 @@ class BudgetedCache(Cache):
         slots, limit = self._keys[layer].shape[1], self.budget_tokens
         if self.evicts_while_reading and new == 0:
             return self.compress(layer, queries, scale)
+        stores, block = (self._keys, self._values, self._entries), (key, value, entries)
         if self.evicts_while_reading and held + new > limit:
-            keep = self._chosen(
-                layer,
-                torch.cat([self.keys(layer), key], 1),
-                torch.cat([self.values(layer), value], 1),
-                torch.cat([self.entries(layer), entries], 1),
-                queries,
-                scale,
-            )
-            survivors = keep[:, held:]
-            free = torch.ones(self.shape.kv_heads, limit, dtype=torch.bool, device=keep.device)
-            free[:, :held] = ~keep[:, :held]
-            # Row by row, a head has as many free slots as surviving new entries.
-            for store, block in ((self._keys, key), (self._values, value), (self._entries, entries)):
-                store[layer][free] = block[survivors]
+            joined = [torch.cat([store[layer][:, :held], t], 1) for store, t in zip(stores, block, strict=True)]
+            stay = self._chosen(layer, joined, queries, scale)
+            for store, t in zip(stores, joined, strict=True):
+                store[layer][:, :limit] = _picked(t, stay)
             self._lengths[layer] = limit
             self.evictions += 1
             return
         if held + new > slots:
             self._grow(layer, held + new)
-        for store, block in ((self._keys, key), (self._values, value), (self._entries, entries)):
-            store[layer][:, held : held + new] = block
+        for store, t in zip(stores, block, strict=True):
+            store[layer][:, held : held + new] = t
         self._lengths[layer] = held + new
 
-    def _chosen(self, layer: int, keys: Tensor, values: Tensor, entries: Tensor, queries: Tensor | None, scale: float) -> Tensor:
-        """(kv_heads, slots) bool: the protected slots and those the policy keeps."""
+    def _chosen(self, layer: int, held: Sequence[Tensor], queries: Tensor | None, scale: float) -> Tensor:
+        """(kv_heads, budget_tokens) int64: of keys, values and entries, the protected slots and those the policy keeps, ascending."""
+        keys, values, entries = held
         view = CacheView(
             layer=layer,
             keys=keys,
@@ -317,9 +308,8 @@ class BudgetedCache(Cache):
             scale=scale,
             unrotate=self._unrotate,
         )
-        keep = torch.zeros(keys.shape[:2], dtype=torch.bool, device=keys.device)
-        keep[:, : self.protected_tokens] = True
-        return keep.scatter_(1, self.policy.keep(view, self.budget_tokens - self.protected_tokens), True)
+        protected = torch.arange(self.protected_tokens, device=keys.device).expand(self.shape.kv_heads, -1)
+        return torch.cat([protected, self.policy.keep(view, self.budget_tokens - self.protected_tokens)], 1).sort(dim=1).values
 
     def _allocate(self, slots: int) -> None:
         heads, device = self.shape.kv_heads, self.shape.device
@@ -337,3 +327,8 @@ class BudgetedCache(Cache):
             old = store[layer]
             store[layer] = old.new_empty(old.shape[0], slots, old.shape[2])
             store[layer][:, : old.shape[1]] = old
+
+
+def _picked(entries: Tensor, slots: Tensor) -> Tensor:
+    """Of (kv_heads, n, width) what is in each head's slots (kv_heads, m)."""
+    return entries[torch.arange(len(slots), device=slots.device)[:, None], slots]
