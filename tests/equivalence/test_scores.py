@@ -125,16 +125,23 @@ def test_leverage_equals_a_slow_loop():
             assert scores[head, slot] == pytest.approx(float(key @ inverse @ key), rel=1e-4)
 
 
-def test_coverage_equals_a_slow_loop():
-    view = random_view(slots=30, protected=3)
-    kept = make_policy("coverage").keep(view, 9)
+@pytest.mark.parametrize(("slots", "protected", "count"), [(30, 3, 9), (30, 0, 1), (120, 5, 100), (120, 5, 20), (20, 4, 0)])
+@pytest.mark.parametrize("spread", [0.05, 1.0])
+def test_coverage_equals_a_slow_loop(slots, protected, count, spread):
+    """Whoever is dropped last, all at once or one by one: the same stay."""
+    view = random_view(slots=slots, protected=protected)
+    centre = torch.arange(slots) % 7
+    view.keys[:] = view.keys[:, centre] + spread * view.keys  # clusters: neighbours of neighbours go
+    kept = make_policy("coverage").keep(view, count)
     norms = [float(view.keys[h].norm(dim=-1).mean()) for h in range(2)]
-    feature = [torch.cat([view.keys[h, s] / norms[h] for h in range(2)]) for s in range(30)]
-    weight = [sum(float(view.values[h, s].norm()) for h in range(2)) / 2 for s in range(30)]
-    taken = [0, 1, 2]
-    while len(taken) < 12:
-        best = max(
-            (s for s in range(30) if s not in taken), key=lambda s: weight[s] * min(float((feature[s] - feature[t]).norm()) for t in taken)
-        )
-        taken.append(best)
-    assert kept.tolist() == [taken[3:]] * 2
+    feature = [torch.cat([view.keys[h, s] / norms[h] for h in range(2)]) for s in range(slots)]
+    weight = [sum(float(view.values[h, s].norm()) for h in range(2)) / 2 for s in range(slots)]
+    distance = torch.stack([torch.stack([(a - b).norm() for b in feature]) for a in feature]).tolist()
+    left = list(range(slots))
+    while len(left) > protected + count:
+
+        def loss(slot, left=left):
+            return weight[slot] * min(distance[slot][other] for other in left if other != slot)
+
+        left.remove(min((slot for slot in left if slot >= protected), key=loss))
+    assert kept.tolist() == [left[protected:]] * 2
