@@ -84,9 +84,8 @@ def choose_kernel(name: str, device: torch.device, dtype: torch.dtype, head_dim:
 def merge(first: Part, second: Part) -> Tensor:
     """Exact attention over the union of two disjoint sets of keys, from the attention over each."""
     (out_a, lse_a), (out_b, lse_b) = first, second
-    lse = torch.logaddexp(lse_a, lse_b)
-    weight_a, weight_b = (lse_a - lse).exp()[..., None], (lse_b - lse).exp()[..., None]
-    return (out_a * weight_a + out_b * weight_b).to(out_a.dtype)
+    share_a = torch.sigmoid(lse_a - lse_b)[..., None]
+    return torch.lerp(out_b.float(), out_a.float(), share_a).to(out_a.dtype)
 
 
 def over_kept(kernel: Kernel, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Part:
