@@ -38,7 +38,7 @@ from pipeline.storage import Storage, join_uri, local_path, split_s3
 
 PROG = "reelkeep evaluate"
 MANIFEST = "manifest"
-SHOWN = ("model", "policy", "budget", "block", "right, %", "95% interval", "no answer", "paper")
+SHOWN = ("model", "policy", "budget", "block", "right, %", "no answer", "paper, %")
 """Columns of the summary that a terminal has room for."""
 
 log = logging.getLogger("reelkeep.evaluate")

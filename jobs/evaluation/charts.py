@@ -49,7 +49,7 @@ def pictures(grid: GridScore) -> dict[str, bytes]:
 
 def shown(text: str, longest: int = TEXT_SHOWN) -> str:
     """A foreign text as a chart may show it: one line, nothing that deceives."""
-    line = visible(" ".join(text.split()))
+    line = visible(" ".join(text.split())).encode(errors="replace").decode()
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
@@ -155,35 +155,44 @@ def _groups(grid: GridScore, figure: Any) -> bool:
 
 
 def _memory(grid: GridScore, figure: Any) -> bool:
-    """The most that a video's cache held, against its visual tokens; what a full cache would have held beside it."""
+    """The most that a video's cache held, against its visual tokens, a line a budget; what a full cache would have held beside it."""
     figure.set_size_inches(8.2, 4.2)
     axes = figure.add_subplot()
-    full: dict[tuple[str, int], float] = {}
-    for number, cell in enumerate(grid.cells):
-        points = sorted(
-            (row["visual_tokens"], row["kv_peak_bytes"] / 1e6) for row in cell.videos if row.get("visual_tokens") and row["kv_peak_bytes"]
-        )
-        full |= {
-            (cell.cell.engine.model, row["visual_tokens"]): row["kv_full_bytes"] / 1e6 for row in cell.videos if row.get("visual_tokens")
-        }
-        if points:
-            style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-            axes.plot(*zip(*points, strict=True), **style, markersize=5, linewidth=1.0, alpha=0.85, label=label(cell))
+    full: dict[str, dict[int, float]] = {}
+    kept: dict[tuple[str, int, int], dict[int, float]] = {}
+    for cell in grid.cells:
+        engine = cell.cell.engine
+        for row in cell.videos:
+            tokens = row.get("visual_tokens")
+            if tokens:
+                full.setdefault(engine.model, {})[tokens] = row["kv_full_bytes"] / 1e6
+                if cell.cell.evicts:
+                    points = kept.setdefault((engine.model, engine.budget_tokens, engine.block_tokens), {})
+                    points[tokens] = max(points.get(tokens, 0.0), row["kv_peak_bytes"] / 1e6)
     if not full:
         return False
-    for model in dict.fromkeys(model for model, _ in full):
-        line = sorted((tokens, size) for (of, tokens), size in full.items() if of == model)
-        axes.plot(*zip(*line, strict=True), color="#1c2430", linestyle=":", linewidth=1.6, label=f"{short_model(model)}, a full cache")
-    sizes, tokens = list(full.values()), [tokens for _, tokens in full]
-    if max(tokens) > 8 * min(tokens):
+    for number, ((model, budget, block), points) in enumerate(kept.items()):
+        style: Any = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "markersize": 5}
+        axes.plot(
+            *zip(*sorted(points.items()), strict=True), **style, linewidth=1.2, label=f"{short_model(model)}, budget {budget:,}, b {block}"
+        )
+    for model, points in full.items():
+        axes.plot(
+            *zip(*sorted(points.items()), strict=True),
+            color="#1c2430",
+            linestyle=":",
+            marker=".",
+            linewidth=1.6,
+            label=f"{short_model(model)}, a full cache",
+        )
+    tokens_read = [tokens for points in full.values() for tokens in points]
+    if max(tokens_read) > 20 * min(tokens_read):
         axes.set_xscale("log")
         axes.set_yscale("log")
     else:
-        axes.set_ylim(
-            0, 1.08 * max(sizes + [row["kv_peak_bytes"] / 1e6 for c in grid.cells for row in c.videos if row.get("kv_peak_bytes")])
-        )
-        if len(set(tokens)) == 1:
-            axes.set_xlim(0, 2 * tokens[0])
+        largest = max(size for points in (*full.values(), *kept.values()) for size in points.values())
+        axes.set_ylim(0, 1.08 * largest)
+        axes.set_xlim(0, 1.08 * max(tokens_read))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
     axes.set(xlabel="visual tokens of a video", ylabel="MB of keys and values, at most")

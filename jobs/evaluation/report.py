@@ -17,19 +17,17 @@ from pipeline.storage import Storage, join_uri
 
 LINES_SHOWN = 100
 FORMS = {
-    "published": "the benchmark's own prompts and rule",
-    "letters": "options given to the engine, which takes the likeliest letter",
-    "manifest": "as the manifest asks, judged by its expected answers",
+    "published": "in the benchmark's own words and judged by its rule",
+    "letters": "with their options given to the engine, which takes the likeliest letter",
+    "manifest": "as the manifest has them and judged by its expected answers",
 }
-TITLES = {
-    "accuracy": (
-        "Accuracy against budget",
-        "Points are right answers of all questions, bars their 95% intervals; a dashed line is a cache that evicts nothing.",
-    ),
-    "groups": ("Tasks and lengths", ""),
-    "memory": ("Memory", "A point a video. With a budget the peak stops growing once the budget is full."),
-    "ttft": ("Time to first token", "Once a video is decoded; of a policy that reads once a question, one pass."),
+CAPTIONS = {
+    "accuracy": "Points are right answers of all questions, bars their 95% intervals; a dashed line is a cache that evicts nothing.",
+    "groups": "Per cent of each group's questions.",
+    "memory": "A point a video, at the most that it held under any policy of that budget. Once the budget is full, the peak stops growing.",
+    "ttft": "Once a video is decoded; of a policy that reads once a question, one pass.",
 }
+ALTS = {"accuracy": "Accuracy against budget", "groups": "Accuracy by task and length", "memory": "Memory", "ttft": "Time to first token"}
 
 
 def write_report(grid: GridScore, output: str, storage: Storage) -> str:
@@ -70,10 +68,7 @@ def as_page(grid: GridScore, drawn: dict[str, bytes]) -> str:
         alerts=alerts(grid),
         summary=tables.summary(grid),
         notes=list(tables.notes(grid)),
-        pictures=[
-            {"title": TITLES[n][0], "note": TITLES[n][1], "uri": "data:image/png;base64," + base64.b64encode(d).decode()}
-            for n, d in drawn.items()
-        ],
+        pictures=[{"title": ALTS[name], "note": CAPTIONS[name], "uri": _data_uri(data)} for name, data in drawn.items()],
         groups=list(tables.by_group(grid)),
         paper=None if beside is None else {"column": beside.name, "rows": beside.rows, "source": paper.SOURCE, "note": paper.NOTE},
         failures=failed[:LINES_SHOWN],
@@ -84,13 +79,21 @@ def as_page(grid: GridScore, drawn: dict[str, bytes]) -> str:
     )
 
 
+def _data_uri(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("s" if number != 1 else "")
+
+
 def alerts(grid: GridScore) -> list[str]:
     """What a reader must know before the figures."""
     found = []
     if grid.missing:
-        found.append(f"{len(grid.missing)} videos are missing or can't be read; their questions count as wrong.")
+        found.append(f"Missing or out of reach: {_count(len(grid.missing), 'video')}; what is asked about them counts as wrong.")
     if grid.left_out:
-        found.append(f"{len(grid.left_out)} annotations can't be used and were not asked; they are listed below.")
+        found.append(f"Not asked, since they can't be used: {_count(len(grid.left_out), 'annotation')}, listed below.")
     unfinished = [cell.cell.name for cell in grid.cells if not cell.run.get("complete")]
     if unfinished:
         found.append(f"Not finished: {', '.join(unfinished)}. What hasn't been asked counts as wrong; run the same command again to go on.")
@@ -104,10 +107,10 @@ def as_markdown(grid: GridScore, drawn: list[str]) -> str:
     parts = [
         f"# {tables.escaped(grid.title)}",
         *(f"**{tables.escaped(alert)}**" for alert in alerts(grid)),
-        f"Questions are put and judged by {FORMS[grid.form]}.",
+        f"Questions are put {FORMS[grid.form]}.",
     ]
     parts += [tables.markdown(tables.summary(grid)), *tables.notes(grid)]
-    parts += [f"![{TITLES[name][0]}](report-{name}.png)" for name in drawn]
+    parts += [f"![{ALTS[name]}](report-{name}.png)\n\n{CAPTIONS[name]}" for name in drawn]
     for group in tables.by_group(grid):
         parts += [f"## By {group.name}", tables.markdown(group)]
     if beside is not None:

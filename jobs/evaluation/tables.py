@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from jobs.answer import bytes_text
 from jobs.evaluation import paper
-from jobs.evaluation.charts import short_model
+from jobs.evaluation.charts import label, short_model
 from jobs.evaluation.scores import CellScore, GridScore, Tally
 from jobs.report_page.page import visible
 
@@ -34,38 +35,41 @@ def percent(share: float | None) -> str:
     return BLANK if share is None else f"{100 * share:.1f}"
 
 
-def with_interval(tally: Tally, *, count: bool = False) -> str:
-    """Accuracy and its interval: "52.3 [44.1, 60.4]"."""
+def with_interval(tally: Tally, digits: int = 1) -> str:
+    """Accuracy and its interval: "52.3 (44.1 to 60.4)", or without digits "52 (44–60)"."""
     if tally.accuracy is None:
         return BLANK
-    low, high = (f"{100 * end:.1f}" for end in tally.interval)
-    return f"{percent(tally.accuracy)} [{low}, {high}]" + (f" of {tally.total}" if count else "")
+    share, low, high = (f"{100 * value:.{digits}f}" for value in (tally.accuracy, *tally.interval))
+    return f"{share} ({low} to {high})" if digits else f"{share} ({low}–{high})"
 
 
 def summary(grid: GridScore) -> Table:
-    """A row a cell: what it got right, beside the paper's figure, and what it took."""
-    skips = grid.benchmark is not None and grid.benchmark.skips_unparsed
-    columns = ["model", "policy", "budget", "block", "right, %", "95% interval", "questions", "no answer", "unparsed"]
-    columns += ["published rule, %"] if skips else []
-    columns += ["mean of tasks", "paper", "KV peak", "full cache", "TTFT, s"]
+    """A row a cell: what it got right, beside the paper's figure, and what it took. Columns that could only be empty are left out."""
+    benchmark = grid.benchmark
     rows = []
+    columns: dict[str, str] = {}
     for cell in grid.cells:
-        engine, tally = cell.cell.engine, cell.overall
-        low, high = tally.interval
-        row = [
-            short_model(engine.model),
-            engine.policy,
-            f"{engine.budget_tokens:,}" if cell.cell.evicts else "all",
-            f"{engine.block_tokens:,}",
-        ]
-        row += [percent(tally.accuracy), BLANK if tally.accuracy is None else f"{100 * low:.1f} to {100 * high:.1f}"]
-        row += [f"{tally.total:,}", str(tally.unanswered), str(tally.unparsed)]
-        row += [percent(tally.of_parsed)] if skips else []
-        row += [percent(cell.task_mean), BLANK if cell.paper is None else f"{cell.paper:.2f}"]
-        ttft = cell.median("ttft_s")
-        row += [bytes_text(cell.most("kv_peak_bytes")), bytes_text(cell.most("kv_full_bytes")), BLANK if ttft is None else f"{ttft:.3g}"]
-        rows.append(row)
-    return Table(columns, rows, texts=2)
+        engine, tally, ttft = cell.cell.engine, cell.overall, cell.median("ttft_s")
+        columns = {
+            "model": short_model(engine.model),
+            "policy": engine.policy,
+            "budget": f"{engine.budget_tokens:,}" if cell.cell.evicts else "all",
+            "block": f"{engine.block_tokens:,}",
+            "right, %": with_interval(tally),
+            "questions": f"{tally.total:,}",
+            "no answer": f"{tally.unanswered:,}",
+        }
+        if benchmark is not None and grid.form == "published":
+            columns["unparsed"] = f"{tally.unparsed:,}"
+            if benchmark.skips_unparsed:
+                columns["of parsed, %"] = percent(tally.of_parsed)
+        columns["mean of tasks, %"] = percent(cell.task_mean)
+        if benchmark is not None and benchmark.paper:
+            columns["paper, %"] = BLANK if cell.paper is None else f"{cell.paper:.2f}"
+        columns |= {"KV peak": bytes_text(cell.most("kv_peak_bytes")), "full cache": bytes_text(cell.most("kv_full_bytes"))}
+        columns["TTFT, s"] = BLANK if ttft is None else f"{ttft:.3g}"
+        rows.append(list(columns.values()))
+    return Table(list(columns), rows, texts=2)
 
 
 def notes(grid: GridScore) -> Iterator[str]:
@@ -74,8 +78,9 @@ def notes(grid: GridScore) -> Iterator[str]:
         "Right answers among all questions that have a right answer. A question without an answer (a missing or broken video, an error) and "
         "an answer in which the rule finds none count as wrong, and are counted beside it."
     )
-    if grid.benchmark is not None and grid.benchmark.skips_unparsed:
-        yield "The benchmark's own script leaves out answers it can't parse: that share is under “published rule”."
+    yield "In brackets: 95% intervals by Wilson's score."
+    if grid.benchmark is not None and grid.benchmark.skips_unparsed and grid.form == "published":
+        yield "The benchmark's own script leaves out answers that it can't parse; what it would print is under “of parsed”."
     if grid.benchmark is not None:
         yield f"Questions, rule and format: {grid.benchmark.source}."
     if any(cell.overall.open for cell in grid.cells):
@@ -88,14 +93,17 @@ def notes(grid: GridScore) -> Iterator[str]:
 
 
 def by_group(grid: GridScore) -> Iterator[Table]:
-    """Accuracy by task and by length, a row a group, a column a cell."""
+    """Accuracy by task and by length: a row a cell, a column a group with its number of questions."""
     for name, groups in (("task", grid.task_names), ("length", grid.length_names)):
         if groups:
-            rows = []
-            for group in groups:
-                tallies = [(cell.tasks if name == "task" else cell.lengths).get(group) for cell in grid.cells]
-                rows.append([group, *(BLANK if tally is None else with_interval(tally, count=True) for tally in tallies)])
-            yield Table([name, *(cell.cell.name for cell in grid.cells)], rows, name=name)
+            tallies = [cell.tasks if name == "task" else cell.lengths for cell in grid.cells]
+            counts = [max(found[group].total for found in tallies if group in found) for group in groups]
+            columns = [f"{group} ({count:,})" for group, count in zip(groups, counts, strict=True)]
+            rows = [
+                [label(cell), *(with_interval(found[group], 0) if group in found else BLANK for group in groups)]
+                for cell, found in zip(grid.cells, tallies, strict=True)
+            ]
+            yield Table(["cell", *columns], rows, name=name)
 
 
 def beside_paper(grid: GridScore) -> Table | None:
@@ -136,7 +144,9 @@ def settings(grid: GridScore) -> tuple[Table, list[tuple[str, str]]]:
     for cell in grid.cells:
         config = cell.cell.config
         sections = {"engine": config.engine.model_dump(mode="json"), "decode": config.decode.model_dump(mode="json")}
-        flat.append(dict(_flat(sections)))
+        flat.append(dict(_flat(sections | {"versions": cell.run.get("versions") or {}})))
+        if not cell.cell.evicts:
+            flat[-1]["engine.budget_tokens"] = "all"
     names = list(dict.fromkeys(name for values in flat for name in values))
     differing = [name for name in names if len({values.get(name) for values in flat}) > 1]
     rows = [
@@ -164,7 +174,5 @@ def markdown(table: Table) -> str:
 
 def escaped(text: str) -> str:
     """A text that neither ends its cell of a table nor starts markup."""
-    line = visible(" ".join(str(text).split()))
-    for character in "\\`*_[]<>|$~&":
-        line = line.replace(character, "&#" + str(ord(character)) + ";")
-    return line
+    line = visible(" ".join(str(text).split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|$~#])", r"\\\1", line)
