@@ -76,26 +76,26 @@ def main(argv: list[str]) -> int:
 
 
 def measure(engine: Engine, argv: list[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Times of all rows by turns, then each row's peaks."""
+    """Each row's peaks, then the times of all rows by turns."""
     combinations = [(tokens, budget, block) for tokens in arguments.tokens for budget in arguments.budgets for block in arguments.blocks]
-    calls = {}
+    alone, calls = {}, {}
     for tokens, budget, block in combinations:
-        calls[f"{tokens} tokens, block-wise, budget {budget}, block {block}"] = partial(
-            block_pass, with_settings(engine, budget_tokens=budget, block_tokens=block), tokens
-        )
+        choice = ["--tokens", str(tokens), "--budgets", str(budget), "--blocks", str(block), "--peaks"]
+        alone[tokens, budget, block] = apart("prefill", [*argv, *choice], CUDA_LAUNCH_BLOCKING="1")
+        say(f"{named(tokens, budget, block)}: peaks done")
+        own = with_settings(engine, budget_tokens=budget, block_tokens=block)
+        calls[named(tokens, budget, block)] = partial(block_pass, own, tokens)
         if tokens <= arguments.full_up_to:
             calls.setdefault(f"{tokens} tokens, full", partial(full_pass, engine, tokens))
-    shortest = min(arguments.tokens)
-    block_pass(engine, shortest), full_pass(engine, min(shortest, arguments.full_up_to))  # the first pass pays for start-up
+    for once in (block_pass, full_pass):
+        once(engine, min(*arguments.tokens, arguments.full_up_to))  # the first pass pays for start-up
     timed = by_turns(calls, repeats=arguments.repeats, limit_s=arguments.limit_s)
-    rows = []
-    for tokens, budget, block in combinations:
-        name = f"{tokens} tokens, block-wise, budget {budget}, block {block}"
-        choice = ["--tokens", str(tokens), "--budgets", str(budget), "--blocks", str(block), "--peaks"]
-        alone = apart("prefill", [*argv, *choice], CUDA_LAUNCH_BLOCKING="1")
-        say(f"{name}: peaks done")
-        rows.append(row(tokens, budget, block, timed[name], timed.get(f"{tokens} tokens, full"), alone))
-    return rows
+    return [row(*size, timed[named(*size)], timed.get(f"{size[0]} tokens, full"), alone[size]) for size in combinations]
+
+
+def named(tokens: int, budget: int, block: int) -> str:
+    """One block-wise measurement in words."""
+    return f"{tokens} tokens, block-wise, budget {budget}, block {block}"
 
 
 def row(
