@@ -151,7 +151,7 @@ def by_needle(sample: Sample, text: str) -> Score:
 def _by_choice(sample: Sample, text: str) -> Score:
     right = sample.options.index(sample.expected)
     said = text.strip(".")
-    if said.isdigit():
+    if said.isdecimal() and len(said) < 10:
         return Score(float(int(said) == right))
     said = said.lower().replace("the answer is", "").replace("*", "")
     if "." in said:
