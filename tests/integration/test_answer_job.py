@@ -11,12 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -25,10 +23,10 @@ from engine.models import load_geometry
 from engine.types import VideoBlock
 from jobs import answer
 from jobs.bench._clips import repeat_clip
-from pipeline.config import JobConfig, load_config
-from pipeline.run import Run
+from pipeline.config import JobConfig
 from pipeline.stream import StreamTail
 from pipeline.task import ManifestQuestion, VideoTask
+from tests.support.jobs import DECODER, ENGINE, answers, command_line, kill, processes, rows, said, small_cluster
 from tests.support.s3 import S3Server
 from tests.support.videos import make_video
 
@@ -38,11 +36,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def cluster(s3_credentials: None) -> Iterator[None]:
-    import ray
-
-    ray.init(num_cpus=2, object_store_memory=128 * 2**20, include_dashboard=False, log_to_driver=False, logging_level="error")
-    yield
-    ray.shutdown()
+    with small_cluster():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -65,26 +60,9 @@ def job(folders: dict[str, Path], archive: Path, tmp_path_factory: pytest.TempPa
     questions.write_text("\n".join(json.dumps(row) for row in rows))
 
     def command(output: Path | str, *options: str, videos: Path | str = archive) -> list[str]:
-        engine = ["--engine.model", str(folders["qwen2_5_vl"]), "--engine.budget-tokens", "80", "--engine.block-tokens", "24"]
-        engine += ["--engine.answer.max-new-tokens", "4", "--decode.fps", "2", "--log.progress", "off"]
-        return ["--videos", str(videos), "--questions", str(questions), "--output", str(output), *engine, *options]
+        return command_line(folders["qwen2_5_vl"], videos, questions, output, *options)
 
     return command
-
-
-def answers(output: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """The answers table; fails when a question has two rows."""
-    rows = pq.read_table(output / "answers").to_pylist()
-    table = {(row["video_id"], row["question_id"]): row for row in rows}
-    assert len(table) == len(rows)
-    return table
-
-
-def said(output: Path) -> dict[tuple[str, str], tuple[Any, ...]]:
-    """What was answered, times and addresses left out."""
-    return {
-        key: (r["answer"], r["choice"], r["choice_probabilities"], r["finish_reason"], r["error"]) for key, r in answers(output).items()
-    }
 
 
 def committed(output: Path) -> list[Path]:
@@ -237,16 +215,6 @@ def test_a_cluster_that_may_grow_can_be_asked(cluster: None, tmp_path: Path, mon
     assert (room.min_actors, room.max_actors, room.num_gpus) == (1, 1, 0.0)
 
 
-def processes(title: str) -> list[psutil.Process]:
-    """Worker processes with this title, of the cluster that this process started and of no other."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if title in " ".join(process.cmdline()):
-                found.append(process)
-    return found
-
-
 def test_an_engine_killed_once_costs_no_answer(
     cluster: None, job: Callable[..., list[str]], archive: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
@@ -255,9 +223,7 @@ def test_an_engine_killed_once_costs_no_answer(
     def kill_soon() -> None:
         while len(committed(tmp_path)) < 3:
             time.sleep(0.01)
-        for process in processes("ray::MapWorker(Map(_Engine))"):
-            killed.append(process.pid)
-            os.kill(process.pid, signal.SIGKILL)
+        killed.extend(pid for pid in processes(ENGINE) if kill(pid))
 
     killer = threading.Thread(target=kill_soon, daemon=True)
     killer.start()
@@ -277,9 +243,7 @@ def test_a_decoder_killed_once_costs_no_answer(cluster: None, job: Callable[...,
     def kill_soon() -> None:
         deadline = time.monotonic() + 60
         while not killed and time.monotonic() < deadline:
-            for process in processes("ray::_read"):
-                killed.append(process.pid)
-                os.kill(process.pid, signal.SIGKILL)
+            killed.extend(pid for pid in processes(DECODER) if kill(pid))
             time.sleep(0.005)
 
     killer = threading.Thread(target=kill_soon, daemon=True)
@@ -288,41 +252,7 @@ def test_a_decoder_killed_once_costs_no_answer(cluster: None, job: Callable[...,
     killer.join(10)
     assert killed
     assert all(row["answer"] is not None for row in answers(output).values())
-    assert pq.read_table(output / "memory").to_pylist()[0]["attempts"] == 2
-
-
-def test_a_video_that_kills_every_engine_is_given_up_and_the_others_are_answered(
-    cluster: None, job: Callable[..., list[str]], archive: Path, tmp_path: Path, undisturbed: Path
-) -> None:
-    mixed, output = tmp_path / "in", tmp_path / "out"
-    mixed.mkdir()
-    repeat_clip(mixed / "poison.mp4", archive / "video9.mp4", 120)
-    for number in range(2):
-        (mixed / f"video{number}.mp4").write_bytes((archive / f"video{number}.mp4").read_bytes())
-    command = job(output, "--pool.max-attempts", "2", videos=mixed)
-    poison = Run(load_config(None, command)).name_of("poison.mp4")
-    tries: set[Path] = set()
-    over = threading.Event()
-
-    def kill_at_every_try() -> None:
-        while not over.wait(0.01):
-            begun = set((output / "attempts" / poison).glob("[!.]*")) - tries  # not the temporary names
-            if begun and len(tries) < 2:
-                tries.update(begun)
-                for process in processes("ray::MapWorker(Map(_Engine))"):
-                    os.kill(process.pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_at_every_try, daemon=True)
-    killer.start()
-    code = answer.main(command)
-    over.set()
-    killer.join(10)
-    assert code == answer.UNANSWERED and len(tries) == 2
-    expected = said(undisturbed)
-    assert all(said(output)[key] == expected[key] for key in expected if key[0] in ("video0.mp4", "video1.mp4"))
-    (set_aside,) = pq.read_table(output / "quarantine").to_pylist()
-    assert set_aside["video_id"] == "poison.mp4" and set_aside["attempts"] == 2
-    assert set_aside["error"].startswith("given up after 2 attempts: the process that worked on it died without a word")
+    assert rows(output, "memory")[0]["attempts"] == 2
 
 
 def stop_when(output: Path, command: list[str], finished: int, number: signal.Signals) -> str:

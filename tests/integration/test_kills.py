@@ -11,10 +11,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from jobs import answer
@@ -24,11 +23,22 @@ from pipeline.config import load_config
 from pipeline.manifest import read_manifest
 from pipeline.results import fingerprint
 from pipeline.storage import Storage
-from tests.support.jobs import answers, command_line, rows, said, small_cluster, watch_in_this_process, write_questions
+from tests.support.jobs import (
+    DECODER,
+    ENGINE,
+    answers,
+    command_line,
+    kill,
+    processes,
+    rows,
+    said,
+    small_cluster,
+    watch_in_this_process,
+    write_questions,
+)
 from tests.support.videos import make_video
 
 ROOT = Path(__file__).parents[2]
-ENGINE, DECODER = "ray::MapWorker(Map(_Engine))", "ray::_read"
 
 
 HANG = """
@@ -78,24 +88,6 @@ def undisturbed(folders: dict[str, Path], archive: Path, questions: Path, tmp_pa
         watch_in_this_process(patch)
         assert answer.main(command_line(folders["qwen2_5_vl"], archive, questions, output, "--caches.retain", "none")) == 0
     return output
-
-
-def processes(title: str) -> list[int]:
-    """Ids of the workers at this work, of the cluster that this process started and of no other."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if any(part.startswith(title) for part in process.cmdline()):
-                found.append(process.pid)
-    return found
-
-
-def kill(pid: int) -> bool:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @contextmanager

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,6 +20,10 @@ from pipeline.worker import VideoWorker
 
 TINY = ["--engine.budget-tokens", "80", "--engine.block-tokens", "24", "--engine.answer.max-new-tokens", "4"]
 QUIET = ["--decode.fps", "2", "--log.progress", "off"]
+
+
+ENGINE, DECODER = "ray::MapWorker(Map(_Engine))", "ray::_read"
+"""How the titles of a job's worker processes begin."""
 
 
 def write_questions(path: Path, *texts: str) -> Path:
@@ -79,3 +86,22 @@ def small_cluster() -> Iterator[str]:
         yield context.address_info["gcs_address"]
     finally:
         ray.shutdown()
+
+
+def processes(title: str) -> list[int]:
+    """Ids of the workers at this work, of the cluster that this process started and of no other."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any(part.startswith(title) for part in process.cmdline()):
+                found.append(process.pid)
+    return found
+
+
+def kill(pid: int) -> bool:
+    """Kill a process; False when it was gone already."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
