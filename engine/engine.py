@@ -21,7 +21,7 @@ from engine.models import ModelAdapter, load_adapter
 from engine.models.base import Encoded
 from engine.policies import make_policy
 from engine.prefill import Prefill
-from engine.types import Answer, Question, TextPart, VideoBlock
+from engine.types import Answer, PrefillTrace, Question, TextPart, VideoBlock
 
 QUESTION_TOKENS = 64
 """Positions kept free for a question behind the longest video that `Engine.check_length` lets pass, beside the answer's own."""
@@ -34,9 +34,13 @@ class Engine:
         adapter: a loaded model; `Engine.load` makes one from a hub id or a folder.
         config: budget, block size, policy and answer settings.
         encode: what runs the vision tower over a block; the adapter itself when None. Engines that read the same blocks can share it.
+
+    Attributes:
+        trace: of the prompt that is being read, or was read last; grows block by block, for whoever watches an engine at work.
     """
 
     def __init__(self, adapter: ModelAdapter, config: EngineConfig, encode: Callable[[VideoBlock], Encoded] | None = None):
+        self.trace: PrefillTrace | None = None
         self.adapter, self.config, self.encode = adapter, config, encode or adapter.encode
         self.policy = make_policy(config.policy, config.policy_options)
         self._identity: dict[str, str] | None = None
@@ -136,6 +140,7 @@ class Engine:
                 raise ConfigError("resume goes on behind whole blocks only: use engine.compress=during and engine.alignment=group")
         cache = resume.cache if resume else self.new_cache()
         meter = MemoryMeter(self.adapter.device, resume.trace if resume else None)
+        self.trace = meter.trace
         asked = question if self.query_aware else None
         proxy = self.adapter.question_ids(asked) if asked else []
         state = resume.state if resume else None

@@ -1,4 +1,4 @@
-"""The Ray Data graph: plan on CPUs, longest video first, one video a row to a pool of engines. The only module that knows Ray."""
+"""The Ray Data graph: plan on CPUs, longest video first, one video a row to a pool of engines. The only module that knows Ray, metrics aside."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ import ray.data
 from ray.autoscaler.sdk import request_resources
 from ray.data import ActorPoolStrategy, DataContext, ExecutionResources
 from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from engine.errors import ConfigError
 from engine.geometry import FrameGeometry
 from pipeline.config import JobConfig
 from pipeline.logs import Forwarder, set_up_logging, show_forwarded
+from pipeline.metrics import EngineMetrics, RunMetrics, outcome_of
 from pipeline.plan import VideoPlan, plan_video
 from pipeline.progress import Progress, ProgressLine
 from pipeline.results import fingerprint
@@ -45,6 +47,7 @@ log = logging.getLogger("reelkeep.dispatch")
 
 NODES_ASKED_EVERY_S = 5.0
 WAITING_TOLD_EVERY_S = 60.0
+LOAD_MEASURED_EVERY_S = 5.0
 DECODER_WAIT_S = 120.0
 """A decode task that has not begun by then finds no free CPU."""
 LINES_KEPT = 10_000
@@ -125,7 +128,9 @@ def _watch_all(job: Run, room: Room) -> None:
     work = {t.video_id: float((plans[t.video_id].tokens if tokens_known else t.size_bytes) or 1) for t in job.pending}
     tasks = sorted(job.pending, key=lambda task: -work[task.video_id])
     rows = [{"task": task.model_dump_json(), "name": job.name_of(task.video_id)} for task in tasks]
-    board: Any = ray.remote(num_cpus=0)(_Board).remote()  # type: ignore[attr-defined]
+    # With the driver, so that no node's death takes it away.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    board: Any = ray.remote(num_cpus=0)(_Board).options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
     results = (
         # A block a row, so that each video goes to whoever is free. Not by repartition(): that is one more operator, which waits for a
         # CPU for ever once the engines hold them all.
@@ -143,11 +148,13 @@ def _watch_all(job: Run, room: Room) -> None:
         )
     )
     progress = Progress(job.total_videos, job.total_videos - len(job.pending), work)
+    metrics = RunMetrics(job.run_id, len(job.pending))
     try:
-        with ProgressLine(progress, config.log), _listening(board, progress):
+        with ProgressLine(progress, config.log), _listening(board, progress, metrics):
             for batch in results.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
                 for row in cast(pa.Table, batch).to_pylist():
-                    progress.finish(row["video_id"], video_s=row["video_s"], tokens=row["tokens"], failed=row["failed"])
+                    progress.finish(row["video_id"], video_s=row["video_s"], tokens=row["tokens"], failed=row["outcome"] != "done")
+                    metrics.finished(row)
     except RayError as error:
         raise JobFailedError(f"{_reason(error)}; what is done is kept, run the same command again to go on") from error
 
@@ -199,7 +206,9 @@ class _Engine:
             run_id,
             read=partial(read_in_task, board=board) if config.decode.where == "worker" else read_video,
             report=lambda *seen: board.seen.remote(*seen),
+            retried=lambda cause: board.retried.remote(cause),
         )
+        threading.Thread(target=self._measure, args=(EngineMetrics(run_id),), name="metrics", daemon=True).start()
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """Watch one video; returns a small row that says how it went."""
@@ -213,12 +222,20 @@ class _Engine:
             logging.shutdown()
             os._exit(1)
         self.lines_arrived()
+        answered = sum(not row.get("error") for row in result.answers)
         return {
             "video_id": result.video_id,
-            "failed": any(row.get("error") for row in result.answers),
+            "outcome": outcome_of(result),
+            "answered": answered,
+            "unanswered": len(result.answers) - answered,
             "video_s": float(result.memory.get("duration_s") or 0.0),
             "tokens": int(result.memory.get("total_tokens") or 0),
         }
+
+    def _measure(self, metrics: EngineMetrics) -> None:
+        while True:
+            time.sleep(LOAD_MEASURED_EVERY_S)
+            metrics.note(self.worker.load.sample())
 
 
 @ray.remote(num_returns="streaming", num_cpus=DECODE_CPUS, max_retries=0)
@@ -279,6 +296,7 @@ class _Board:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, int]] = {}
         self._lines: deque[dict[str, Any]] = deque(maxlen=LINES_KEPT)
+        self._retries: list[str] = []
 
     def seen(self, video_id: str, video_s: float, tokens: int) -> None:
         self._seen[video_id] = (video_s, tokens)
@@ -286,11 +304,14 @@ class _Board:
     def log(self, line: dict[str, Any]) -> None:
         self._lines.append(line)
 
-    def take(self) -> tuple[dict[str, tuple[float, int]], list[dict[str, Any]]]:
-        seen, lines = self._seen, list(self._lines)
-        self._seen = {}
+    def retried(self, cause: str) -> None:
+        self._retries.append(cause)
+
+    def take(self) -> tuple[dict[str, tuple[float, int]], list[dict[str, Any]], list[str]]:
+        seen, lines, retries = self._seen, list(self._lines), self._retries
+        self._seen, self._retries = {}, []
         self._lines.clear()
-        return seen, lines
+        return seen, lines, retries
 
 
 def _log_here_and_there(config: JobConfig, board: Any) -> Callable[[], None]:
@@ -314,17 +335,19 @@ def _log_here_and_there(config: JobConfig, board: Any) -> Callable[[], None]:
 
 
 @contextmanager
-def _listening(board: Any, progress: Progress, every_s: float = 1.0) -> Iterator[None]:
-    """Carry what engines say to the progress line and the log, beside the loop that waits for results."""
+def _listening(board: Any, progress: Progress, metrics: RunMetrics, every_s: float = 1.0) -> Iterator[None]:
+    """Carry what engines say to the progress line, the log and the metrics, beside the loop that waits for results."""
     over = threading.Event()
 
     def carry() -> None:
         with suppress(RayError):
-            seen, lines = ray.get(board.take.remote(), timeout=10)
+            seen, lines, retries = ray.get(board.take.remote(), timeout=10)
             for video_id, so_far in seen.items():
                 progress.seen(video_id, *so_far)
             for line in lines:
                 show_forwarded(line)
+            for cause in retries:
+                metrics.retried(cause)
 
     def listen() -> None:
         while not over.wait(every_s):

@@ -14,6 +14,7 @@ from engine.types import Answer, PrefillTrace, Question, VideoBlock
 from pipeline.attempts import Attempts, CountedHere
 from pipeline.caches import CacheStore
 from pipeline.config import JobConfig
+from pipeline.load import LoadMeter
 from pipeline.results import ResultStore, VideoResult, fingerprint
 from pipeline.retention import Retention
 from pipeline.storage import Storage
@@ -30,6 +31,10 @@ log = logging.getLogger("reelkeep.worker")
 Report = Callable[[str, float, int], None]
 """Told (video_id, seconds of video read, tokens read) now and then while a video is being read."""
 
+Retried = Callable[[str], None]
+"""Told why a video is begun again: the stage at which its process was lost, or `KILLED`."""
+
+KILLED = "killed"
 REPORT_EVERY_S = 1.0
 SILENT_END = "the process that worked on it died without a word (out of memory, or a crash in native code)"
 
@@ -70,6 +75,10 @@ class VideoWorker:
         attempts: where tries are recorded; None counts them in this process.
         caches: where compressed caches are kept and looked for; None watches every video and keeps none.
         report: told how far the video that is being read has come.
+        retried: told why a video is begun again, before it is.
+
+    Attributes:
+        load: what the engine does with its time; any thread may sample it.
     """
 
     def __init__(
@@ -82,13 +91,15 @@ class VideoWorker:
         attempts: Attempts | CountedHere | None = None,
         caches: CacheStore | None = None,
         report: Report = lambda video_id, video_s, tokens: None,
+        retried: Retried = lambda cause: None,
     ) -> None:
         if engine is None:
             from engine.engine import Engine
 
             engine = Engine.load(config.engine, folder=checkpoint_folder(config.engine, Storage(config.storage)))
         self.config, self.engine, self.read = config, engine, read
-        self.store, self.attempts, self.report = store, attempts or CountedHere(), report
+        self.store, self.attempts, self.report, self.retried = store, attempts or CountedHere(), report, retried
+        self.load = LoadMeter(self._held_bytes)
         self.retention = Retention(config, engine, caches)
 
     @classmethod
@@ -109,6 +120,13 @@ class VideoWorker:
         Raises:
             WorkerLost: this process must end; another one goes on with the same task.
         """
+        self.load.enter("busy")
+        try:
+            return self._until_done(task)
+        finally:
+            self.load.enter("idle")
+
+    def _until_done(self, task: VideoTask) -> VideoResult:
         name = fingerprint(self.config, task)
         result = None
         while result is None:
@@ -116,6 +134,8 @@ class VideoWorker:
             if attempt > self.config.pool.max_attempts:
                 result = _given_up(task, name, attempt - 1, last_error)
                 break
+            if attempt > 1:
+                self.retried(last_error.partition(": ")[0] or KILLED)
             about = {"video_id": task.video_id, "attempt": attempt}
             log.info("started", extra=about)
             try:
@@ -212,8 +232,10 @@ class VideoWorker:
         messages = self.read(task, self.engine.geometry, self.config, first_group)
         stream = None
         try:
+            self.load.enter("waiting")
             with stage("fetch", task.video_id):
                 stream = VideoStream(messages, on_block=self._reporter(task))
+            self.load.enter("busy")
             head = stream.head
             seen.facts["duration_s"] = head.probe.duration_s
             with stage("prefill", task.video_id, lost_by):
@@ -222,7 +244,7 @@ class VideoWorker:
                 question = asked[0] if self.engine.query_aware else None
                 return self.retention.read(
                     task,
-                    stream.blocks(),
+                    self.load.over(stream.blocks()),
                     seen.warnings,
                     question=question,
                     resumed=resumed,
@@ -243,12 +265,18 @@ class VideoWorker:
         def on_block(block: VideoBlock) -> None:
             nonlocal first_s, next_s, tokens
             first_s = block.times_s[0] if first_s is None else first_s
-            tokens += block.groups * self.engine.geometry.group_tokens(*block.frames.shape[-2:])
+            read = block.groups * self.engine.geometry.group_tokens(*block.frames.shape[-2:])
+            tokens += read
+            self.load.took(read)
             if time.monotonic() >= next_s:
                 self.report(task.video_id, block.times_s[-1] - first_s, tokens)
                 next_s = time.monotonic() + REPORT_EVERY_S
 
         return on_block
+
+    def _held_bytes(self) -> int:
+        trace = self.engine.trace
+        return trace.blocks[-1].kv_held_bytes if trace and trace.blocks else 0
 
     def _settings_row(self) -> dict[str, Any]:
         engine = self.config.engine

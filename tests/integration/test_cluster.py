@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.bench._clips import repeat_clip
-from tests.support.cluster import BIN, ProcessCluster
+from pipeline.metrics import METRICS
+from tests.support.cluster import BIN, ProcessCluster, Series
 from tests.support.videos import make_video
 
 ROOT = Path(__file__).parents[2]
@@ -75,26 +76,32 @@ def rows(output: Path, table: str) -> list[dict[str, Any]]:
     return found
 
 
+def total(scraped: dict[Series, float], name: str, **labels: str) -> float:
+    """Sum of the series with these labels."""
+    return sum(value for (found, tags), value in scraped.items() if found == name and labels.items() <= dict(tags).items())
+
+
 def test_a_submitted_job_outlives_a_node(cluster: ProcessCluster, folders: dict[str, Path], archive: Path, tmp_path: Path) -> None:
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
     output = tmp_path / "out"
     engine = ["--engine.model", str(folders["qwen2_5_vl"]), "--engine.budget-tokens", "80", "--engine.block-tokens", "24"]
     engine += ["--engine.answer.max-new-tokens", "4", "--decode.fps", "2", "--decode.where", "actor"]
     job = ["--videos", str(archive), "--questions", str(archive / "questions.txt"), "--output", str(output), *engine]
-    process = submit(cluster, "python", "-m", "jobs.answer", *job, "--pool.max-actors", "1", "--log.progress-interval-s", "5")
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (committed(output) >= 2 and under_way(output)):
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline, log_so_far(process)
-            time.sleep(0.01)
-        # One engine, so that the node that has it is in the middle of a video; the other node takes over.
-        (victim,) = [node for node in nodes if any("ray::MapWorker(Map(_Engine))" in title for title in cluster.titles(node))]
-        cluster.kill(victim)
-        done_before = committed(output)
-        log, _ = process.communicate(timeout=PATIENCE_S)
-    finally:
-        process.kill()
+    with cluster.scraped() as metrics:
+        process = submit(cluster, "python", "-m", "jobs.answer", *job, "--pool.max-actors", "1", "--log.progress-interval-s", "5")
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while not (committed(output) >= 2 and under_way(output)):
+                assert process.poll() is None, process.communicate()[0]
+                assert time.monotonic() < deadline, log_so_far(process)
+                time.sleep(0.01)
+            # One engine, so that the node that has it is in the middle of a video; the other node takes over.
+            (victim,) = [node for node in nodes if any("ray::MapWorker(Map(_Engine))" in title for title in cluster.titles(node))]
+            cluster.kill(victim)
+            done_before = committed(output)
+            log, _ = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
     assert done_before < VIDEOS, "the node died too late to prove anything"
     assert process.returncode == 0, log
     answers = rows(output, "answers")
@@ -104,7 +111,17 @@ def test_a_submitted_job_outlives_a_node(cluster: ProcessCluster, folders: dict[
     assert (output / "_SUCCESS").exists()
     assert f"{2 * VIDEOS} of {2 * VIDEOS} questions answered" in log and f"{VIDEOS}/{VIDEOS} videos" in log
     assert "Traceback" not in log
-    assert json.loads((output / "run.json").read_text())["complete"] is True
+    run = json.loads((output / "run.json").read_text())
+    assert run["complete"] is True
+    # What Prometheus would have seen meanwhile.
+    assert {name for name, _ in metrics} == {metric.exported_name for metric in METRICS}
+    assert {dict(labels)["run"] for _, labels in metrics} == {run["run_id"]}
+    assert total(metrics, "ray_reelkeep_videos_total", outcome="done") == VIDEOS and total(metrics, "ray_reelkeep_queue_videos") == 0
+    assert total(metrics, "ray_reelkeep_questions_total", outcome="done") == 2 * VIDEOS
+    assert total(metrics, "ray_reelkeep_retries_total") == total(metrics, "ray_reelkeep_retries_total", cause="killed") == 1
+    hours = sum(row["duration_s"] for row in rows(output, "memory")) / 3600
+    assert total(metrics, "ray_reelkeep_video_hours_total") == pytest.approx(hours)
+    assert total(metrics, "ray_reelkeep_visual_tokens_total") > 0
 
 
 def test_a_mistake_is_told_in_the_log_and_by_the_exit_code(cluster: ProcessCluster, tmp_path: Path) -> None:

@@ -9,18 +9,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.s3 import free_port
 
 BIN = Path(sys.executable).parent
 START_S = 120.0
+Series = tuple[str, frozenset[tuple[str, str]]]
+"""A metric's name and its labels."""
 
 
 class ProcessCluster:
@@ -38,6 +42,7 @@ class ProcessCluster:
         token.write_text(self._token)
         token.chmod(0o600)
         quick = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
+        quick["RAY_metrics_report_interval_ms"] = "1000"
         quick["RAY_worker_niceness"] = "0"  # Ray's workers give way to everybody else, here to the other tests
         own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
         own["PATH"] = f"{BIN}:{os.environ['PATH']}"  # a job's `python` is this one, as it is in the image
@@ -46,6 +51,7 @@ class ProcessCluster:
         self._port, dashboard_port = free_port(), free_port()
         self.dashboard = f"http://127.0.0.1:{dashboard_port}"
         self._nodes: list[subprocess.Popen[bytes]] = []
+        self._metrics_ports: list[int] = []
         head = ["--head", f"--port={self._port}", f"--dashboard-port={dashboard_port}", f"--ray-client-server-port={free_port()}"]
         self._start(*head, f"--temp-dir={self._folder.name}", "--num-cpus=0")
         self._wait(lambda: self.alive_nodes() == 1, "the head did not come up")
@@ -63,6 +69,31 @@ class ProcessCluster:
         with urlopen(request, timeout=30) as answer:
             nodes = json.load(answer)["data"]["result"]["result"]
         return sum(node["state"] == "ALIVE" for node in nodes)
+
+    @contextmanager
+    def scraped(self) -> Iterator[dict[Series, float]]:
+        """The project's metrics, as Prometheus would read them from all nodes during the block: the latest value of each series."""
+        seen: dict[Series, float] = {}
+        over = threading.Event()
+
+        def scrape() -> None:
+            for port in self._metrics_ports:
+                with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:  # a node that died refuses
+                    samples = [s for family in text_string_to_metric_families(answer.read().decode()) for s in family.samples]
+                    seen.update({(s.name, frozenset(s.labels.items())): s.value for s in samples if "reelkeep" in s.name})
+
+        def keep_scraping() -> None:
+            while not over.wait(0.5):
+                scrape()
+
+        scraper = threading.Thread(target=keep_scraping)
+        scraper.start()
+        try:
+            yield seen
+        finally:
+            over.set()
+            scraper.join()
+            scrape()
 
     def titles(self, pid: int) -> Iterator[str]:
         """Command lines of the processes of a node."""
@@ -88,6 +119,8 @@ class ProcessCluster:
     def _start(self, *options: str) -> int:
         command = [BIN / "ray", "start", "--block", "--node-ip-address=127.0.0.1", "--object-store-memory=100000000", *options]
         command += [f"--dashboard-agent-listen-port={free_port()}", "--min-worker-port=0", "--max-worker-port=0"]
+        self._metrics_ports.append(free_port())
+        command += [f"--metrics-export-port={self._metrics_ports[-1]}"]
         node = subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         self._nodes.append(node)
         return node.pid

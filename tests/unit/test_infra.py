@@ -22,6 +22,7 @@ from referencing import Registry, Resource
 
 from pipeline.config import load_config
 from tests.conftest import DATA
+from tests.support.prometheus_operator import SCHEMAS
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
@@ -111,6 +112,8 @@ def validate(manifest: Manifest) -> None:
         validate_built_in({"apiVersion": "v1", "kind": "ConfigMap", "metadata": manifest["metadata"]})
         for template in pod_templates(manifest):
             validate_built_in({"apiVersion": "v1", "kind": "Pod"} | template)
+    elif manifest["apiVersion"].startswith("monitoring.coreos.com/"):
+        jsonschema.validate(manifest, SCHEMAS[manifest["kind"]])
     else:
         validate_built_in(manifest)
 
@@ -158,6 +161,8 @@ HEAD = "spec.headGroupSpec.template.spec"
         ("CronJob", _set("spec.jobTemplate.spec.template.spec.containers.0.imagePullPolicies", "Always")),
         ("Role", _set("rules.0.verb", ["get"])),
         ("ServiceAccount", _set("automountToken", False)),
+        ("PodMonitor", _set("spec.podMetricsEndpoints.0.prot", "metrics")),
+        ("PrometheusRule", _set("spec.groups.0.rules.0.expression", "1")),
     ],
 )
 def test_a_typo_is_caught(kind: str, change: Callable[[Manifest], None]) -> None:
@@ -253,6 +258,18 @@ def test_prod_waits_in_a_queue() -> None:
     assert cluster["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == template["metadata"]["annotations"]["reelkeep/queue-name"]
     for manifest in (cluster, template):
         assert manifest["metadata"]["annotations"]["kueue.x-k8s.io/elastic-job"] == "true", "Kueue refuses pools that grow without it"
+
+
+def test_prometheus_reads_every_ray_node() -> None:
+    monitor, cluster = one("prod", "PodMonitor"), one("prod", "RayCluster")["spec"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    policy = one("prod", "NetworkPolicy")["spec"]["ingress"]
+    let_in = [port["port"] for rule in policy for port in rule.get("ports", []) if "prometheus" in json.dumps(rule)]
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= group["template"]["metadata"]["labels"].items()
+        (container,) = group["template"]["spec"]["containers"]
+        (port,) = [p["containerPort"] for p in container["ports"] if p["name"] == endpoint["port"]]
+        assert group["rayStartParams"]["metrics-export-port"] == str(port) and port in let_in
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
