@@ -13,7 +13,7 @@ _TOKEN = re.compile(
 AGGREGATIONS = {"sum", "avg", "min", "max", "count", "topk"}
 FUNCTIONS = {"rate", "increase", "clamp_min", "max_over_time", "avg_over_time", "label_values", "absent"}
 GROUPINGS = {"by", "without", "on", "ignoring", "group_left", "group_right"}
-SET_OPERATORS = {"and", "or", "unless", "bool"}
+WORDS = {"and", "or", "unless", "bool", "offset"}
 
 
 @dataclass
@@ -47,12 +47,12 @@ def parse(expression: str) -> Query:
         if kind == "name" and text in GROUPINGS and following == "(":
             names, i = _until(tokens, i + 2, ")", expression)
             query.labels |= {name for sort, name in names if sort == "name"}
-        elif kind == "name" and following == "(" and text not in SET_OPERATORS:
+        elif kind == "name" and following == "(" and text not in WORDS:
             if text not in AGGREGATIONS | FUNCTIONS:
                 raise ValueError(f"{expression!r}: {text} is no function that is used here")
         elif kind == "name" and text in AGGREGATIONS and following in GROUPINGS:
             pass
-        elif kind == "name" and text not in SET_OPERATORS:
+        elif kind == "name" and text not in WORDS:
             labels = query.metrics.setdefault(text, set())
             if following == "{":
                 matchers, i = _until(tokens, i + 2, "}", expression)

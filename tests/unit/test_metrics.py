@@ -235,6 +235,12 @@ def test_alerts_ask_for_metrics_and_lead_to_the_run_book() -> None:
         assert labels == promql.parse(rule["expr"]).labels
 
 
+def test_the_run_book_names_every_metric() -> None:
+    run_book = (INFRA / "README.md").read_text()
+    named = set(re.findall(r"`(ray_reelkeep_\w+)`", run_book))
+    assert named == {metric.exported_name for metric in METRICS}
+
+
 def replaced(old: str, new: str) -> Callable[[str], str]:
     def change(expression: str) -> str:
         assert old in expression
