@@ -65,18 +65,25 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def by_turns(calls: Mapping[str, Callable[[], dict[str, float]]], *, repeats: int, limit_s: float) -> dict[str, dict[str, float]]:
+def by_turns(
+    calls: Mapping[str, Callable[[], dict[str, float]]],
+    *,
+    repeats: int,
+    limit_s: float,
+    first: Mapping[str, dict[str, float]] | None = None,
+) -> dict[str, dict[str, float]]:
     """Measure several ways one after the other and round again, so that a machine's changing load meets all of them alike.
 
     Args:
         calls: each returns its figures; `s` is the time it took.
         repeats: turns each gets, or fewer once its times add up to `limit_s`; one at least.
+        first: figures of a first turn that was taken elsewhere.
 
     Returns:
         For each way the medians of its figures, and `repeats`, the turns it got.
     """
-    taken: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
-    for turn in range(repeats):
+    taken = {name: [first[name]] if first else [] for name in calls}
+    for turn in range(1 if first else 0, repeats):
         for name, call in calls.items():
             if not taken[name] or sum(figures["s"] for figures in taken[name]) < limit_s:
                 taken[name].append(call())

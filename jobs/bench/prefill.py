@@ -1,9 +1,9 @@
 """`python -m jobs.bench prefill`: block-wise prefill under a budget against transformers' full prefill of the same model.
 
-Both read the same embeddings with the same positions; the vision tower is left out of both (`jobs.bench vision` times it). Times are
-medians of turns taken alternately, over all lengths, in one process. Peaks come from a fresh process a row, which reads block-wise first
-and in full afterwards, and notes the largest resident set after each. Budgets and block sizes beyond the first take the full prefill's
-figures from the first: it has neither. Processor seconds are shown as well: on a machine that others use they change less than the clock's.
+Both read the same embeddings with the same positions; the vision tower is left out of both (`jobs.bench vision` times it). The first turn
+of each row is taken in a fresh process, which reads block-wise first and in full afterwards and notes the largest resident set after each;
+the other turns alternate over all rows in one process. Times are medians. Budgets and block sizes beyond the first take the full
+prefill's figures from the first: it has neither. Processor seconds are shown as well: on a machine that others use they change less than the clock's.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ def main(argv: list[str]) -> int:
     add_turns(parser)
     add_shape(parser)
     add_json(parser)
-    parser.add_argument("--peaks", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--with-full", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     make_policy(arguments.policy, {})
     torch.set_num_threads(arguments.threads)
     engine = bench_engine(adapter=WithoutTower, policy=arguments.policy, answer={"max_new_tokens": 1}, **shape_of(arguments))
-    if arguments.peaks:
-        print(json.dumps(peaks(engine, arguments)))
+    if arguments.apart:
+        print(json.dumps(first_turn(engine, arguments)))
         return 0
     rows = measure(engine, argv, arguments)
     cost = per_token_cost(rows)
@@ -76,21 +77,33 @@ def main(argv: list[str]) -> int:
 
 
 def measure(engine: Engine, argv: list[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each row's peaks, then the times of all rows by turns."""
+    """The first turn of each row in a process of its own, then the others by turns."""
     combinations = [(tokens, budget, block) for tokens in arguments.tokens for budget in arguments.budgets for block in arguments.blocks]
-    alone, calls = {}, {}
+    alone, calls, first = {}, {}, {}
     for tokens, budget, block in combinations:
-        choice = ["--tokens", str(tokens), "--budgets", str(budget), "--blocks", str(block), "--peaks"]
-        alone[tokens, budget, block] = apart("prefill", [*argv, *choice], CUDA_LAUNCH_BLOCKING="1")
-        say(f"{named(tokens, budget, block)}: peaks done")
-        own = with_settings(engine, budget_tokens=budget, block_tokens=block)
-        calls[named(tokens, budget, block)] = partial(block_pass, own, tokens)
-        if tokens <= arguments.full_up_to:
-            calls.setdefault(f"{tokens} tokens, full", partial(full_pass, engine, tokens))
-    for once in (block_pass, full_pass):
-        once(engine, min(*arguments.tokens, arguments.full_up_to))  # the first pass pays for start-up
-    timed = by_turns(calls, repeats=arguments.repeats, limit_s=arguments.limit_s)
-    return [row(*size, timed[named(*size)], timed.get(f"{size[0]} tokens, full"), alone[size]) for size in combinations]
+        ours, full = named(tokens, budget, block), f"{tokens} tokens, full"
+        with_full = tokens <= arguments.full_up_to and full not in calls
+        choice = f"--tokens {tokens} --budgets {budget} --blocks {block} --apart {'--with-full' if with_full else ''}".split()
+        found = apart("prefill", [*argv, *choice], CUDA_LAUNCH_BLOCKING="1")
+        calls[ours] = partial(block_pass, with_settings(engine, budget_tokens=budget, block_tokens=block), tokens)
+        first[ours] = found["block"]
+        if with_full:
+            calls[full], first[full] = partial(full_pass, engine, tokens), found["full"]
+        alone[ours] = found["peaks"]
+        say(f"{ours}: {found['block']['s']:.3f} s" + (f", full {found['full']['s']:.3f} s" if with_full else "") + ", in a fresh process")
+    # On CUDA that process waits for every kernel: its times are no turn, and only its share of the compression is true.
+    on_cuda = engine.adapter.device.type == "cuda"
+    if on_cuda or arguments.repeats > 1:
+        for once in (block_pass, full_pass):
+            once(engine, min(*arguments.tokens, arguments.full_up_to))  # the first pass pays for start-up
+    timed = by_turns(calls, repeats=arguments.repeats, limit_s=arguments.limit_s, first=None if on_cuda else first)
+    rows = []
+    for tokens, budget, block in combinations:
+        ours, full = named(tokens, budget, block), f"{tokens} tokens, full"
+        share = first[ours]["compress_share"] if on_cuda else timed[ours]["compress_share"]
+        peaks = {"full_process_peak_bytes": None, "full_device_peak_bytes": None} | alone[named(tokens, *combinations[0][1:])] | alone[ours]
+        rows.append(row(tokens, budget, block, timed[ours] | {"compress_share": share}, timed.get(full)) | peaks)
+    return rows
 
 
 def named(tokens: int, budget: int, block: int) -> str:
@@ -98,10 +111,8 @@ def named(tokens: int, budget: int, block: int) -> str:
     return f"{tokens} tokens, block-wise, budget {budget}, block {block}"
 
 
-def row(
-    tokens: int, budget: int, block: int, ours: dict[str, float], full: dict[str, float] | None, alone: dict[str, Any]
-) -> dict[str, Any]:
-    """One line of the result; what needs a full prefill is None where it was left out."""
+def row(tokens: int, budget: int, block: int, ours: dict[str, float], full: dict[str, float] | None) -> dict[str, Any]:
+    """The times of one line of the result; what needs a full prefill is None where it was left out."""
     read = int(ours["visual_tokens"])
     return {
         "tokens": tokens,
@@ -120,11 +131,9 @@ def row(
         "block_ttft_s": ours["ttft_s"],
         "kv_held_bytes": int(ours["kv_held_bytes"]),
         "kv_full_bytes": int(full["kv_bytes"] if full else ours["kv_full_bytes"]),
-        **alone,
+        "compress_share": ours["compress_share"],
         "block_repeats": ours["repeats"],
         "full_repeats": full and full["repeats"],
-        # On CUDA only the process whose launches wait for their kernels can tell.
-        "compress_share": alone["compress_share"] if alone["device_peak_bytes"] else ours["compress_share"],
     }
 
 
@@ -165,17 +174,19 @@ def full_pass(engine: Engine, tokens: int) -> dict[str, float]:
     return {"s": seconds, "cpu_s": cpu_s, "ttft_s": time.perf_counter() - began, "kv_bytes": held}
 
 
-def peaks(engine: Engine, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Largest resident set of this process (and allocation of the device): with the model loaded, block-wise, in full."""
+def first_turn(engine: Engine, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One turn of a row in this process, and its largest resident set (and allocation of the device) by then."""
     tokens, device = arguments.tokens[0], engine.adapter.device
     engine = with_settings(engine, budget_tokens=arguments.budgets[0], block_tokens=arguments.blocks[0])
-    found: dict[str, Any] = {"process_loaded_bytes": process_peak_bytes()}
-    found["compress_share"] = block_pass(engine, tokens)["compress_share"]
-    found |= {"process_peak_bytes": process_peak_bytes(), "device_peak_bytes": device_peak_bytes(device)}
-    if tokens <= arguments.full_up_to:
-        full_pass(engine, tokens)
-        found |= {"full_process_peak_bytes": process_peak_bytes(), "full_device_peak_bytes": device_peak_bytes(device)}
-    return {"full_process_peak_bytes": None, "full_device_peak_bytes": None} | found
+    block_pass(engine, 2 * arguments.blocks[0])  # pays for start-up
+    peaks = {"process_loaded_bytes": process_peak_bytes()}
+    block = block_pass(engine, tokens)
+    peaks |= {"process_peak_bytes": process_peak_bytes(), "device_peak_bytes": device_peak_bytes(device)}
+    if not arguments.with_full:
+        return {"block": block, "peaks": peaks}
+    full = full_pass(engine, tokens)
+    peaks |= {"full_process_peak_bytes": process_peak_bytes(), "full_device_peak_bytes": device_peak_bytes(device)}
+    return {"block": block, "full": full, "peaks": peaks}
 
 
 def per_token_cost(rows: list[dict[str, Any]]) -> dict[str, float | int | None]:

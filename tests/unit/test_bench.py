@@ -119,7 +119,8 @@ def test_prefill_bench(monkeypatch) -> None:
 
 def test_peaks_are_those_of_a_process_of_its_own() -> None:
     ballast = torch.ones(1 << 27)  # half a gigabyte that must not count there
-    found = _measure.apart("prefill", ["--tokens", "2940", "--budgets", "128", "--blocks", "98", *SHAPE, "--peaks"])
+    sizes = ["--tokens", "2940", "--budgets", "128", "--blocks", "98"]
+    found = _measure.apart("prefill", [*sizes, *SHAPE, "--apart", "--with-full"])["peaks"]
     assert found["process_loaded_bytes"] <= found["process_peak_bytes"] < found["full_process_peak_bytes"] < process_peak_bytes()
     del ballast
 
