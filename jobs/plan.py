@@ -168,7 +168,7 @@ def _speed(own: argparse.Namespace, config: JobConfig) -> Speed | None:
     others = {video["model"] for video in watched} - {config.engine.model}
     where = "" if any(video["device_peak_bytes"] for video in watched) else ", measured on CPU"
     where += f", with {', '.join(sorted(others))}" if others else ""
-    source = f"{len(watched)} videos of {own.measured}, answering included, {engines} engines a GPU{where}"
+    source = f"{len(watched)} videos of {own.measured}, answering included, {engines} engine{'s' * (engines > 1)} a GPU{where}"
     return Speed(engines * sum(video["visual_tokens"] for video in watched) / seconds, source)
 
 
@@ -216,7 +216,7 @@ def as_json(config: JobConfig, own: argparse.Namespace, capacity: Capacity) -> d
 def show(config: JobConfig, own: argparse.Namespace, capacity: Capacity, console: Console) -> None:
     """The plan for people."""
     archive, memory, speed = capacity.archive, capacity.memory, capacity.speed
-    table = Table("what", "how much", "told by", title=f"{config.engine.model}, {archive.hours:,.6g} h of video")
+    table = Table("what", "how much", "told by", title=f"{config.engine.model}, {_hours(archive.hours)} of video")
     table.columns[1].justify = "right"
 
     def row(what: str, value: str, how: str = "") -> None:
@@ -260,11 +260,11 @@ def _pool_setting(actors: int) -> str:
 
 
 def _gb(count: float) -> str:
-    return f"{count / 1e9:,.2f} GB" if count >= 1e7 else f"{count / 1e6:,.2f} MB"
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
 
 def _hours(hours: float | None) -> str:
-    return "unknown" if hours is None else f"{hours:,.1f} h"
+    return "unknown" if hours is None else f"{hours:,.1f} h" if hours >= 10 else f"{hours:.3g} h"
 
 
 def _frame_size(text: str) -> tuple[int, int]:

@@ -197,7 +197,7 @@ def memory_of(config: JobConfig, model: Footprint, archive: Archive, block_token
     """GPU memory of one engine."""
     engine, answer = config.engine, config.engine.answer
     size, group = ELEMENT_BYTES[engine.dtype], archive.group_tokens
-    read = group * max(1, block_tokens // group)
+    read = group * max(1, min(block_tokens, archive.longest.tokens) // group)
     visual = (read // group) * (group - model.geometry.group_text_tokens)
     longest = archive.longest.tokens
     bounded = engine.policy not in UNBOUNDED and engine.compress == "during"

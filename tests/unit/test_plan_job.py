@@ -236,6 +236,8 @@ def test_blocks_are_cut_as_the_engine_cuts_them() -> None:
     archive = hours_of_video(settings, model, 1.0, video_s=3600, frame_px=(280, 560), questions=1)
     planner = BlockPlanner(784, model.geometry.group_tokens)
     assert memory_of(settings, model, archive, 784).read_tokens == planner.groups_per_block(280, 560) * 200 == 600
+    short = hours_of_video(settings, model, 4 / 3600, video_s=4, frame_px=(280, 560), questions=1)
+    assert memory_of(settings, model, short, 784).read_tokens == 400, "a block is no longer than the video"
 
 
 def test_sampling_is_the_readers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
