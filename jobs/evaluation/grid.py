@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from pipeline.results import ResultStore, VideoResult, digest
 from pipeline.run import JobFailedError, Run, RunSummary, StoppedError
 from pipeline.storage import join_uri
 from pipeline.task import VideoTask
+from pipeline.weights import checkpoint_folder
 from pipeline.worker import VideoWorker, WorkerLost
 
 log = logging.getLogger("reelkeep.evaluate")
@@ -161,7 +162,8 @@ def fill(cells: Sequence[Cell]) -> list[RunSummary]:
         JobFailedError: the process can't go on; run it again to go on with what is missing.
         StoppedError: Ctrl-C; tables of what is done were made.
     """
-    jobs = [(cell, Run(cell.config)) for cell in cells]
+    starts = [(cell, Run(cell.config)) for cell in cells]
+    jobs = [(replace(cell, config=job.config), job) for cell, job in starts]
     with ExitStack() as held:
         for _, job in jobs:
             held.enter_context(job.held())
@@ -184,17 +186,17 @@ def _fill_model(model: str, jobs: list[tuple[Cell, Run]]) -> None:
     if not pending:
         log.info("%s: nothing to do, %d cells are done", model, len(jobs))
         return
-    config, geometry = pending[0][0].config, pending[0][1].geometry
+    config, first = pending[0][0].config, pending[0][1]
     if config.pool.threads:
         torch.set_num_threads(config.pool.threads)
-    adapter = load_adapter(config.engine)
+    adapter = load_adapter(config.engine, checkpoint_folder(config.engine, first.storage))
     vision, together = SharedVision(adapter), ReadTogether()
     workers = [(CellWorker(cell, job, adapter, vision, together), {task.video_id for task in job.pending}) for cell, job in pending]
-    tasks = [task for task in pending[0][1].manifest.tasks if any(task.video_id in todo for _, todo in workers)]
+    tasks = [task for task in first.manifest.tasks if any(task.video_id in todo for _, todo in workers)]
     for number, task in enumerate(tasks, 1):
         started = time.monotonic()
         at_work = [worker for worker, todo in workers if task.video_id in todo]
-        _watch(task, at_work, together, geometry, config)
+        _watch(task, at_work, together, first.geometry, config)
         took = time.monotonic() - started
         log.info("%s: video %d of %d in %.1f s, %d cells", model, number, len(tasks), took, len(at_work), extra={"video_id": task.video_id})
 
