@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +31,7 @@ from jobs.complaint import complain
 from jobs.manifest import write_manifest
 from pipeline.config import JobConfig, load_config
 from pipeline.logs import set_up_logging
+from pipeline.stopping import sigterm_like_ctrl_c
 from pipeline.storage import Storage, join_uri, local_path, split_s3
 
 PROG = "reelkeep evaluate"
@@ -97,7 +95,7 @@ def _run(own: argparse.Namespace, rest: Sequence[str]) -> int:
         log.warning("left out %s", problem)
     if asked.config.dry_run:
         return _show_plan(asked, cells)
-    with _sigterm_like_ctrl_c():
+    with sigterm_like_ctrl_c():
         fill(cells)
     return _report(asked, cells)
 
@@ -208,21 +206,6 @@ def _several(kind: Callable[[str], _T]) -> Callable[[str], list[_T]]:
         return list(dict.fromkeys(values))
 
     return read
-
-
-@contextmanager
-def _sigterm_like_ctrl_c() -> Iterator[None]:
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _say(error: ReelkeepError | str, code: int) -> int:

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import re
-import signal
 import threading
 import time
 from collections import deque
@@ -38,6 +37,7 @@ from pipeline.progress import Progress, ProgressLine
 from pipeline.results import fingerprint
 from pipeline.room import DECODE_CPUS, PLAN_CPUS, Room, find_room, first_bundles
 from pipeline.run import JobFailedError, Run, RunSummary, StoppedError
+from pipeline.stopping import sigterm_like_ctrl_c
 from pipeline.storage import split_s3
 from pipeline.stream import Message, StageError, StreamTail, read_video
 from pipeline.task import VideoTask
@@ -69,7 +69,8 @@ def run(config: JobConfig) -> RunSummary:
     job = Run(config)
     with job.held():
         if job.pending:
-            with _stopping_politely(job), _cluster(job.config), _sigterm_like_ctrl_c():
+            # Ray puts a handler of its own in place when it starts, so ours comes after it.
+            with _stopping_politely(job), _cluster(job.config), sigterm_like_ctrl_c():
                 _watch_all(job, _find_room_soon(job.config, len(job.pending)))
         return job.finish()
 
@@ -377,23 +378,6 @@ def _cluster(config: JobConfig) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _sigterm_like_ctrl_c() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C. Entered once Ray is up, since Ray puts a handler of its own in place when it starts."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
