@@ -158,13 +158,13 @@ class ReadTogether:
         A seat that reads again (once a question, for policies that need it) waits for those that are still reading, and shares its next
         pass with whoever reads again as well.
         """
-        alone = config.model_copy(update={"engine": config.engine.model_copy(update={"block_tokens": 1})})
+        single = config.model_copy(update={"engine": config.engine.model_copy(update={"block_tokens": 1})})
         self._joining, self.decode_s = {}, dict.fromkeys(seats, 0.0)
         try:
             for seat in seats:
                 seat.turn()
             while self._joining:
-                self._reading = Reading(self._read(task, geometry, alone, 0), geometry)
+                self._reading = Reading(self._read(task, geometry, single, 0), geometry)
                 for seat, block_tokens in self._joining.items():
                     self._reading.join(seat, block_tokens)
                 self._joining = {}
@@ -190,15 +190,14 @@ class ReadTogether:
         def read(task: VideoTask, geometry: FrameGeometry, config: JobConfig, first_group: int = 0) -> Iterator[Message]:
             mine = seat()
             self._joining[mine] = config.engine.block_tokens
-            message = mine.ask()
             try:
-                while message is not None:
+                while (message := mine.ask()) is not None:
                     assert isinstance(message, StreamHead | VideoBlock | TextPart | StreamTail)
                     yield message
-                    message = mine.ask()
             finally:
-                if self._reading is not None and mine not in self._joining:
-                    self._reading.leave(mine)
+                self._joining.pop(mine, None)
+                if self._reading is not None:
                     self.decode_s[mine] += self._reading.decode_s
+                    self._reading.leave(mine)
 
         return read

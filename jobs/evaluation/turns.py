@@ -44,6 +44,7 @@ class Seat:
     def turn(self, reply: Any = None) -> None:
         """Let it run until it asks again or is over."""
         if not self._running:
+            assert not self.over, "nobody is there to take the turn"
             self._reply, self._running = reply, True
             self._may_run.release()
         self._has_run.acquire()

@@ -176,6 +176,18 @@ def test_whoever_reads_again_shares_the_next_pass() -> None:
         assert cell.got == [alone(Video([6]), cell.config.engine.block_tokens)] * cell.passes
 
 
+def test_a_video_that_cannot_be_opened_fails_every_pass() -> None:
+    class Absent(Video):
+        def read(self, task: VideoTask, geometry: FrameGeometry, config: JobConfig, first_group: int = 0) -> Iterator[Message]:
+            self.reads += 1
+            raise StageError("fetch", "no such file")
+            yield HEAD
+
+    video = Absent([])
+    once, thrice, other = watch(video, (8, 1, None), (8, 3, None), (16, 3, None))
+    assert [len(cell.failures) for cell in (once, thrice, other)] == [1, 3, 3] and video.reads == 3
+
+
 def test_one_that_leaves_early_holds_nobody_up() -> None:
     video = Video([9])
     left, stayed = watch(video, (8, 1, 3), (16, 1, None))
