@@ -43,12 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ReelkeepError as error:
         complain(f"study: {error}")
         return 2
+    except OSError as error:
+        complain(f"study: --output={arguments.output}: {error.strerror or error}; name a folder that can be written")
+        return 2
     except KeyboardInterrupt:
         complain(f"study: stopped; the same command goes on from what is in {arguments.output}")
         return 130
 
 
 def _study(arguments: argparse.Namespace) -> int:
+    for name in ("groups", "questions", "questions_per_video"):
+        _numbers(f"--{name.replace('_', '-')}", str(getattr(arguments, name)))
     cells = grid(
         _words(arguments.policies),
         _numbers("--budgets", arguments.budgets),
@@ -120,10 +125,16 @@ def _read(notebook: Path, model: str) -> dict[tuple[str, str], list[dict[str, An
     if whole != text:
         notebook.write_text(whole)  # a line that was cut short when the last start was killed
     for line in whole.splitlines():
-        rows = json.loads(line)
-        if any(row["model"] != model for row in rows):
-            raise ConfigError(f"--output={notebook.parent} holds answers of {rows[0]['model']}, not of {model}; name another folder")
-        done[rows[0]["cell"], rows[0]["video_id"]] = rows
+        try:
+            rows = json.loads(line)
+            models, key = {row["model"] for row in rows}, (rows[0]["cell"], rows[0]["video_id"])
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise ConfigError(f"{notebook}: holds a line that no study wrote ({line[:80]!r}); name another folder") from None
+        if models != {model}:
+            raise ConfigError(
+                f"--output={notebook.parent} holds answers of {', '.join(sorted(models))}, not of {model}; name another folder"
+            )
+        done[key] = rows
     return done
 
 

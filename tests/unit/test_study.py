@@ -60,12 +60,20 @@ def test_when_and_where_blocks_end_can_be_compared(tmp_path: Path, capsys: pytes
         (["--policies", "random:seed"], "POLICY:NAME=VALUE"),
         (["--budgets", "16,no"], "--budgets=16,no"),
         (["--groups", "3", "--set", "dense"], "too short"),
+        (["--questions", "0"], "--questions=0: must be whole numbers of at least 1"),
+        (["--output", "/dev/null"], "--output=/dev/null: "),
     ],
 )
 def test_a_bad_argument_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], told: str) -> None:
     assert study.main(["--output", str(tmp_path), *options]) == 2
     error = capsys.readouterr().err
     assert told in error and "Traceback" not in error
+
+
+def test_a_notebook_that_is_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "answers.jsonl").write_text("[1, 2]\n")
+    assert study.main(["--output", str(tmp_path), *SMALL, *POLICIES]) == 2
+    assert "holds a line that no study wrote ('[1, 2]')" in capsys.readouterr().err
 
 
 def test_another_models_answers_are_not_mixed_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
