@@ -91,6 +91,28 @@ def by_turns(
     return {name: {key: median(row[key] for row in rows) for key in rows[0]} | {"repeats": len(rows)} for name, rows in taken.items()}
 
 
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """The option that tells where the time goes."""
+    parser.add_argument("--profile", action="store_true", help="after the table, each row's costliest PyTorch operations in one more pass")
+
+
+def costliest(call: Callable[[], Any], device: torch.device, count: int = 8) -> dict[str, float]:
+    """Share of each of PyTorch's costliest operations in all time that its operations take themselves, in one call."""
+    field = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities[: 2 if device.type == "cuda" else 1]) as profile:
+        call()
+        synchronise(device)
+    times = {event.key.removeprefix("aten::"): getattr(event, field) for event in profile.key_averages()}
+    total = sum(times.values())
+    return {name: times[name] / total for name in sorted(times, key=times.__getitem__, reverse=True)[:count]}
+
+
+def shares(of: Mapping[str, float]) -> str:
+    """Operations and their shares in one line."""
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in of.items())
+
+
 def apart(bench: str, argv: Sequence[str], **environment: str) -> dict[str, Any]:
     """Run a bench's own hidden measurement in a fresh process, so that its peak resident set is its own.
 

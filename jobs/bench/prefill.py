@@ -24,16 +24,19 @@ from engine.policies import make_policy
 from jobs.bench._measure import (
     MIB,
     add_json,
+    add_profile,
     add_shape,
     add_turns,
     apart,
     by_turns,
+    costliest,
     device_name,
     device_peak_bytes,
     numbers,
     publish,
     say,
     shape_of,
+    shares,
     synchronise,
 )
 from jobs.bench._model import WithoutTower, bench_engine, blank_blocks, cache_bytes, full_forward, whole_prompt, with_settings
@@ -53,6 +56,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--full-up-to", type=int, default=32768, metavar="TOKENS", help="no full prefill of longer streams (default 32768)")
     add_turns(parser)
     add_shape(parser)
+    add_profile(parser)
     add_json(parser)
     parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--with-full", action="store_true", help=argparse.SUPPRESS)
@@ -72,7 +76,8 @@ def main(argv: list[str]) -> int:
     )
     result = {"bench": "prefill", "policy": arguments.policy, **shape_of(arguments)}
     result |= {"device": device_name(engine.adapter.device), "rows": rows, "per_token_cost": cost}
-    publish(result, as_table(rows, title), note, only_json=arguments.json)
+    profiles = [f"{r['visual_tokens']:,} tokens, block-wise: {shares(r['profile'])}" for r in rows if arguments.profile]
+    publish(result, as_table(rows, title), note, *profiles, only_json=arguments.json)
     return 0
 
 
@@ -102,7 +107,10 @@ def measure(engine: Engine, argv: list[str], arguments: argparse.Namespace) -> l
         ours, full = named(tokens, budget, block), f"{tokens} tokens, full"
         share = first[ours]["compress_share"] if on_cuda else timed[ours]["compress_share"]
         peaks = {"full_process_peak_bytes": None, "full_device_peak_bytes": None} | alone[named(tokens, *combinations[0][1:])] | alone[ours]
-        rows.append(row(tokens, budget, block, timed[ours] | {"compress_share": share}, timed.get(full)) | peaks)
+        line = row(tokens, budget, block, timed[ours] | {"compress_share": share}, timed.get(full)) | peaks
+        if arguments.profile:
+            line["profile"] = costliest(calls[ours], engine.adapter.device)
+        rows.append(line)
     return rows
 
 

@@ -17,7 +17,7 @@ import torch
 from rich.table import Table
 
 from engine import Engine, VideoBlock
-from jobs.bench._measure import add_json, add_turns, by_turns, device_name, numbers, publish, synchronise
+from jobs.bench._measure import add_json, add_profile, add_turns, by_turns, costliest, device_name, numbers, publish, shares, synchronise
 from jobs.bench._model import bench_engine
 
 
@@ -34,6 +34,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of PyTorch (default: all cores)")
     add_turns(parser)
+    add_profile(parser)
     add_json(parser)
     arguments = parser.parse_args(argv)
     for name, values, unit in (
@@ -56,7 +57,13 @@ def main(argv: list[str]) -> int:
             )
     shape = {name: getattr(arguments, name) for name in ("depth", "frame_px", "groups")}
     title = f"Vision tower, {arguments.groups} groups of {arguments.frame_px} px, {device}: grouped windows against transformers' loop"
-    publish({"bench": "vision", "device": device, **shape, "rows": rows}, as_table(rows, title), only_json=arguments.json)
+    profiles = [
+        f"{r['hidden']} wide, windows of {r['window_px']} px, {way}: {shares(r[f'{way}_profile'])}"
+        for r in rows
+        for way in ("library", "grouped")
+        if arguments.profile
+    ]
+    publish({"bench": "vision", "device": device, **shape, "rows": rows}, as_table(rows, title), *profiles, only_json=arguments.json)
     return 0
 
 
@@ -98,6 +105,7 @@ def measure(engine: Engine, name: str, arguments: argparse.Namespace) -> dict[st
         first, second = (way() for way in ways.values())
         calls = {f"{name}, {way}": partial(timed, call) for way, call in ways.items()}
         seconds = by_turns(calls, repeats=arguments.repeats, limit_s=arguments.limit_s)
+        profiles = {f"{way}_profile": costliest(call, adapter.device) for way, call in ways.items()} if arguments.profile else {}
     library_s, grouped_s = (seconds[call]["s"] for call in calls)
     return {
         "windows": arguments.groups * (-(-arguments.frame_px // config.window_size)) ** 2,
@@ -107,6 +115,7 @@ def measure(engine: Engine, name: str, arguments: argparse.Namespace) -> dict[st
         "ratio": library_s / grouped_s,
         "largest_difference": float((first - second).abs().max()),
         "largest_feature": float(first.abs().max()),
+        **profiles,
     }
 
 

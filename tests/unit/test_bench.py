@@ -145,11 +145,12 @@ def test_questions_bench_says_which_number_missed_the_target() -> None:
 
 def test_vision_bench_finds_the_same_features() -> None:
     sizes = ["--windows", "28,56", "--hidden", "64", "--depth", "8", "--frame-px", "84", "--groups", "2", "--repeats", "1"]
-    result, out, _ = run(["vision", *sizes, "--device", "cpu", "--threads", "1"])
+    result, out, _ = run(["vision", *sizes, "--device", "cpu", "--threads", "1", "--profile"])
     assert [(r["windows"], r["patches_a_window"]) for r in result["rows"]] == [(18, 4), (8, 16)]  # 56 px leaves smaller windows at the edge
     for r in result["rows"]:
         assert r["largest_difference"] < 2e-6 < 0.05 < r["largest_feature"]
-    assert "grouped windows" in out
+        assert 0 < sum(r["grouped_profile"].values()) <= 1 and "addmm" in r["grouped_profile"]
+    assert "grouped windows" in out and "56 px, library: " in out
 
 
 def test_vision_bench_refuses_sides_that_no_token_has() -> None:
