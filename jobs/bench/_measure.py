@@ -88,7 +88,7 @@ def by_turns(
             if not taken[name] or sum(figures["s"] for figures in taken[name]) < limit_s:
                 taken[name].append(call())
                 say(f"{name}: {taken[name][-1]['s']:.3f} s ({turn + 1} of {repeats})")
-    return {name: {key: median(row[key] for row in rows) for key in rows[0]} | {"repeats": len(rows)} for name, rows in taken.items()}
+    return {name: {key: median(row[key] for row in rows) for key in rows[-1]} | {"repeats": len(rows)} for name, rows in taken.items()}
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,9 @@
 """`python -m jobs.bench kvpress`: kvpress's KeyDiff, SnapKV and BlockPress against the engine, on one language model.
 
 kvpress runs the text part as transformers' Qwen2ForCausalLM, a class it supports, with the same weights; its presses compress within one
-full forward, BlockPress too. Both sides read the same embeddings and keep as many entries. Times are medians of turns taken alternately in
-one process; peaks come from a fresh process for each method. "Held at most" counts keys and values in all layers at the worst moment.
+full forward, BlockPress too. Both sides read the same embeddings and keep as many entries. The first turn of each method is taken in a
+fresh process, whose peak resident set is shown; the others alternate in one process, and times are medians. "Held at most" counts keys and
+values in all layers at the worst moment.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
     add_turns(parser, repeats=3)
     add_shape(parser)
     add_json(parser)
-    parser.add_argument("--peaks", metavar="METHOD", help=argparse.SUPPRESS)
+    parser.add_argument("--apart", metavar="METHOD", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     try:
         importlib.import_module("kvpress")  # here, so that every method's process has it in memory
@@ -75,8 +76,9 @@ def main(argv: list[str]) -> int:
         return partial(engine_pass, engines[name], tokens) if name in OURS else partial(press_pass, base, text, name, tokens)
 
     device = base.adapter.device
-    if arguments.peaks:
-        figures = method(arguments.peaks, arguments.tokens[0])()
+    if arguments.apart:
+        method(arguments.apart, 2 * arguments.budget_tokens)()  # pays for start-up
+        figures = method(arguments.apart, arguments.tokens[0])()
         print(json.dumps(figures | {"process_peak_bytes": process_peak_bytes(), "device_peak_bytes": device_peak_bytes(device)}))
         return 0
     rows = measure(method, argv, arguments)
@@ -90,37 +92,47 @@ def main(argv: list[str]) -> int:
 def measure(
     method: Callable[[str, int], Callable[[], dict[str, float]]], argv: list[str], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Times of all methods by turns, then each one's peaks in a process of its own."""
-    names = [*OURS, *PRESSES]
-    for name in names:
-        method(name, 4 * arguments.budget_tokens)()  # the first pass pays for start-up
-    calls = {f"{tokens} tokens, {name}": method(name, tokens) for tokens in arguments.tokens for name in names}
-    timed = by_turns(calls, repeats=arguments.repeats, limit_s=arguments.limit_s)
-    rows = []
+    """The first turn of each method in a process of its own, then the others by turns."""
+    calls, first, rows = {}, {}, []
     for tokens in arguments.tokens:
-        for name in names:
+        for name in (*OURS, *PRESSES):
+            call = f"{tokens} tokens, {name}"
+            calls[call], first[call] = method(name, tokens), apart("kvpress", [*argv, "--tokens", str(tokens), "--apart", name])
+            say(f"{call}: {first[call]['s']:.3f} s, in a fresh process")
+    timed = by_turns(calls, repeats=arguments.repeats, limit_s=arguments.limit_s, first=first)
+    for tokens in arguments.tokens:
+        for name in (*OURS, *PRESSES):
             taken = timed[f"{tokens} tokens, {name}"]
-            ours = timed[f"{tokens} tokens, {'engine, snapkv' if 'SnapKV' in name else 'engine, keydiff'}"]["s"]
-            alone = apart("kvpress", [*argv, "--tokens", str(tokens), "--peaks", name])
-            say(f"{tokens} tokens, {name}: peaks done")
-            bytes_held = {key: int(alone[key]) for key in ("kv_held_bytes", "kv_kept_bytes", "process_peak_bytes", "device_peak_bytes")}
+            ours = timed[f"{tokens} tokens, {'engine, snapkv' if 'SnapKV' in name else 'engine, keydiff'}"]
+            alone = first[f"{tokens} tokens, {name}"]
+            counted = {
+                key: int(alone[key]) for key in ("kept_tokens", "kv_held_bytes", "kv_kept_bytes", "process_peak_bytes", "device_peak_bytes")
+            }
             rows.append(
-                {"tokens": tokens, "method": name, "s": taken["s"], "against_ours": taken["s"] / ours}
-                | bytes_held
-                | {"kept_tokens": int(alone["kept_tokens"]), "repeats": taken["repeats"]}
+                {
+                    "tokens": tokens,
+                    "method": name,
+                    "s": taken["s"],
+                    "cpu_s": taken["cpu_s"],
+                    "against_ours": taken["s"] / ours["s"],
+                    "cpu_against_ours": taken["cpu_s"] / ours["cpu_s"],
+                    **counted,
+                    "repeats": taken["repeats"],
+                }
             )
     return rows
 
 
 def engine_pass(engine: Engine, tokens: int) -> dict[str, float]:
     """One block-wise prefill; what stands in for decoder and vision tower isn't counted."""
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     kept = engine.prefill(blank_blocks(engine, tokens), question=QUESTION if engine.query_aware else None)
     synchronise(engine.adapter.device)
-    trace = kept.trace
+    trace, cpu_s = kept.trace, time.process_time() - cpu_began
     seconds = time.perf_counter() - began - trace.vision_s - trace.input_wait_s
     return {
         "s": seconds,
+        "cpu_s": cpu_s,
         "kv_held_bytes": trace.kv_peak_bytes,
         "kv_kept_bytes": kept.cache.held_bytes,
         "kept_tokens": kept.cache.held_tokens,
@@ -140,17 +152,22 @@ def press_pass(engine: Engine, text: Qwen2ForCausalLM, name: str, tokens: int) -
     # Placed before the press's own hooks, so that each looks at its layer before that is compressed.
     watches = [layer.self_attn.register_forward_hook(lambda *_: held.append(cache_bytes(cache))) for layer in text.model.layers]
     synchronise(adapter.device)
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     try:
         with torch.inference_mode(), make_press(name, ratio, len(question), engine.config.block_tokens, text):
             text.model(inputs_embeds=embeds, past_key_values=cache, use_cache=True)
         synchronise(adapter.device)
-        seconds = time.perf_counter() - began
+        seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
     finally:
         for watch in watches:
             watch.remove()
-    kept = cache.layers[0].keys.shape[2]
-    return {"s": seconds, "kv_held_bytes": max(held), "kv_kept_bytes": cache_bytes(cache), "kept_tokens": kept}
+    return {
+        "s": seconds,
+        "cpu_s": cpu_s,
+        "kv_held_bytes": max(held),
+        "kv_kept_bytes": cache_bytes(cache),
+        "kept_tokens": cache.layers[0].keys.shape[2],
+    }
 
 
 def make_press(name: str, ratio: float, window_tokens: int, block_tokens: int, model: Qwen2ForCausalLM) -> Any:
@@ -184,7 +201,18 @@ def text_part(engine: Engine) -> Qwen2ForCausalLM:
 def as_table(rows: list[dict[str, Any]], title: str) -> Table:
     """The table for people."""
     table = Table(title=title)
-    for name in ("tokens", "method", "s", "against ours", "entries kept", "KV held at most, MiB", "KV kept, MiB", "peak MiB"):
+    for name in (
+        "tokens",
+        "method",
+        "s",
+        "against ours",
+        "CPU s",
+        "against ours",
+        "entries kept",
+        "KV held at most, MiB",
+        "KV kept, MiB",
+        "peak MiB",
+    ):
         table.add_column(name, justify="left" if name == "method" else "right")
     for r in rows:
         table.add_row(
@@ -192,6 +220,8 @@ def as_table(rows: list[dict[str, Any]], title: str) -> Table:
             r["method"],
             f"{r['s']:.2f}",
             f"{r['against_ours']:.2f}",
+            f"{r['cpu_s']:.2f}",
+            f"{r['cpu_against_ours']:.2f}",
             f"{r['kept_tokens']:,}",
             f"{r['kv_held_bytes'] / MIB:.1f}",
             f"{r['kv_kept_bytes'] / MIB:.1f}",
