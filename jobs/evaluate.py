@@ -136,7 +136,7 @@ def prepare(own: argparse.Namespace, rest: Sequence[str]) -> Evaluation:
         if own.videos or own.tasks:
             raise ConfigError("--videos and --tasks are for benchmarks; a manifest names its videos, and --only takes some of them")
         config = load_config(None, rest, prog=PROG, defaults=_defaults(str(own.annotations), output, None))
-        title = Path(own.annotations).name
+        title = "/".join(own.annotations.split("/")[-2:])
         return Evaluation(None, title, config, output, "letters", [], [])
     benchmark = BENCHMARKS[own.benchmark]
     if own.videos is None:

@@ -214,8 +214,8 @@ def _ttft(grid: GridScore, figure: Any) -> bool:
         widths = [cell.median(step) or 0.0 for cell in cells]
         axes.barh(range(len(cells)), widths, left=left, color=colour, height=0.62, label=name)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    for row, end in enumerate(left):
-        axes.text(end, row, f" {end:.3g} s", va="center", fontsize=8.5)
+    for row, (cell, end) in enumerate(zip(cells, left, strict=True)):
+        axes.text(end, row, f" {cell.median('ttft_s'):.3g} s", va="center", fontsize=8.5)
     axes.set_yticks(range(len(cells)), [label(cell) for cell in cells])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * max(left) or 1.0)
