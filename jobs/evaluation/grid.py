@@ -171,6 +171,8 @@ def fill(cells: Sequence[Cell]) -> list[RunSummary]:
             for model in dict.fromkeys(cell.engine.model for cell in cells):
                 _fill_model(model, [(cell, job) for cell, job in jobs if cell.engine.model == model])
         except KeyboardInterrupt:
+            if lost := [cell.name for cell, job in jobs if job.lease.lost]:
+                raise JobFailedError(f"{', '.join(lost)}: taken over by another job; what is done is kept") from None
             done = sum(len(job.done()) for _, job in jobs)
             for _, job in jobs:
                 job.finish(complete=False)

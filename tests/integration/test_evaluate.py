@@ -166,6 +166,15 @@ def test_mistakes_are_told_before_any_work(more: list[str], reason: str, tmp_pat
     assert not (tmp_path / "out" / "cells").exists()
 
 
+def test_models_of_both_families_in_one_grid(manifest: Path, folders: dict[str, Path], tmp_path: Path) -> None:
+    models = ",".join(str(folder) for folder in folders.values())
+    few = ["--models", models, "--policies", "keydiff,full", "--budgets", "96", "--block-sizes", "64", "--only", "simple-24g-s0-0001"]
+    assert run(manifest, tmp_path, *few, "--decode.fps", "1", "--decode.end-s", "4") == answer.ANSWERED
+    found = {cell["name"]: cell for cell in json.loads((tmp_path / "scores.json").read_text())["cells"]}
+    assert [name.split("-")[0] for name in found] == ["qwen", "qwen", "intern", "intern"]
+    assert all(cell["overall"]["total"] == 3 and cell["kv_peak_bytes"] <= cell["kv_full_bytes"] for cell in found.values())
+
+
 def picture(path: Path, seed: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.random.default_rng(seed).integers(0, 255, (40, 56, 3), np.uint8)).save(path)

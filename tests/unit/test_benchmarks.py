@@ -81,6 +81,13 @@ def test_mlvu_dev_as_published() -> None:
     assert {sample.task for sample in needles} == {"findNeedle"}
 
 
+def test_mlvus_generation_tasks_are_left_alone(tmp_path: Path) -> None:
+    write(tmp_path / "1_plotQA.json", [{k: v for k, v in TEST_ROW.items() if k != "question_id"}])
+    write(tmp_path / "9_summary.json", [{"video": "x.mp4", "question": "Summarise.", "answer": "It is long."}])
+    samples, problems = read("mlvu", tmp_path)
+    assert [sample.question_id for sample in samples] == ["1_plotQA-0"] and not problems
+
+
 TEST_ROW = {
     "video": "AR_0.mp4",
     "duration": 480.5,
