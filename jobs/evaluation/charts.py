@@ -16,6 +16,7 @@ MARKERS = "osD^v<>P"
 STEP_NAMES = ("vision tower", "prefill", "eviction", "question to first token")
 STEP_COLOURS = ("#6aa67f", "#1769aa", "#d9822b", "#7d5ba6")
 TEXT_SHOWN = 42
+DPI = 150
 
 
 def pictures(grid: GridScore) -> dict[str, bytes]:
@@ -40,11 +41,16 @@ def pictures(grid: GridScore) -> dict[str, bytes]:
             try:
                 if draw(grid, figure):
                     data = io.BytesIO()
-                    figure.savefig(data, dpi=150)
+                    figure.savefig(data, dpi=DPI)
                     files[name] = data.getvalue()
             finally:
                 pyplot.close(figure)
     return files
+
+
+def width_px(png: bytes) -> int:
+    """How wide a page should show a picture, so that letters are as large in one as in another."""
+    return round(int.from_bytes(png[16:20], "big") * 105 / DPI)
 
 
 def shown(text: str, longest: int = TEXT_SHOWN) -> str:
@@ -108,6 +114,10 @@ def _accuracy(grid: GridScore, figure: Any) -> bool:
             axes.axhline(percent[0], color=colour, linestyle="--", linewidth=1.4, label=name)
             low, high = (100 * end for end in cells[0].overall.interval)
             axes.axhspan(low, high, color=colour, alpha=0.07, linewidth=0)
+            if cells[0].paper is not None:
+                with_paper = True
+                hollow: Any = {"color": colour, "marker": marker, "linestyle": "none", "markersize": 9, "markerfacecolor": "none"}
+                axes.plot([max(len(budgets) - 1, 0) + 0.5], [cells[0].paper], **hollow)
             continue
         shift = 0.05 * (number - (len(series) - 1) / 2)  # so that intervals stand side by side
         x = [places[c.cell.engine.budget_tokens] + shift for c in cells]
@@ -193,6 +203,7 @@ def _memory(grid: GridScore, figure: Any) -> bool:
         largest = max(size for points in (*full.values(), *kept.values()) for size in points.values())
         axes.set_ylim(0, 1.08 * largest)
         axes.set_xlim(0, 1.08 * max(tokens_read))
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
     axes.set(xlabel="visual tokens of a video", ylabel="MB of keys and values, at most")

@@ -10,7 +10,7 @@ from importlib import resources
 from markupsafe import Markup
 
 from jobs.evaluation import paper, tables
-from jobs.evaluation.charts import pictures
+from jobs.evaluation.charts import pictures, width_px
 from jobs.evaluation.scores import GridScore, as_plain
 from jobs.report_page.page import content_policy, template
 from pipeline.storage import Storage, join_uri
@@ -68,7 +68,9 @@ def as_page(grid: GridScore, drawn: dict[str, bytes]) -> str:
         alerts=alerts(grid),
         summary=tables.summary(grid),
         notes=list(tables.notes(grid)),
-        pictures=[{"title": ALTS[name], "note": CAPTIONS[name], "uri": _data_uri(data)} for name, data in drawn.items()],
+        pictures=[
+            {"title": ALTS[name], "note": CAPTIONS[name], "uri": _data_uri(data), "width": width_px(data)} for name, data in drawn.items()
+        ],
         groups=list(tables.by_group(grid)),
         paper=None if beside is None else {"column": beside.name, "rows": beside.rows, "source": paper.SOURCE, "note": paper.NOTE},
         failures=failed[:LINES_SHOWN],

@@ -63,7 +63,7 @@ def summary(grid: GridScore) -> Table:
             columns["unparsed"] = f"{tally.unparsed:,}"
             if benchmark.skips_unparsed:
                 columns["of parsed, %"] = percent(tally.of_parsed)
-        columns["mean of tasks, %"] = percent(cell.task_mean)
+        columns["task mean, %"] = percent(cell.task_mean)
         if benchmark is not None and benchmark.paper:
             columns["paper, %"] = BLANK if cell.paper is None else f"{cell.paper:.2f}"
         columns |= {"KV peak": bytes_text(cell.most("kv_peak_bytes")), "full cache": bytes_text(cell.most("kv_full_bytes"))}
