@@ -157,7 +157,9 @@ def _by_choice(sample: Sample, text: str) -> Score:
     if "." in said:
         said = said.split(".")[0].replace(",", "")
     said = said.strip()
-    said = {"the camera is moving left": "a", "the camera is moving right": "b"}.get(said, said)
+    for way, letter in (("left", "a"), ("right", "b")):
+        if f"the camera is moving {way}" in said:
+            said = letter
     return Score(float(said == LETTERS[right].lower()), len(said) == 1)
 
 

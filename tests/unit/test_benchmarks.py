@@ -459,6 +459,7 @@ def test_milebenchs_needle_is_a_whole_word() -> None:
         (choice(), "B", 1),
         (choice(), "The answer is **b**.", 1),
         (choice(), "1", 1),
+        (choice(), "So the camera is moving right.", 1),
         (choice(), "blue", 0),
         (choice(), "None", 0),
     ],
