@@ -146,7 +146,7 @@ def device_peak_bytes(device: torch.device) -> int:
 
 def publish(result: Mapping[str, Any], table: Table, *notes: str, only_json: bool) -> None:
     """Print the table and notes for people and, last, one JSON object."""
-    console = Console(width=150, stderr=only_json, highlight=False)
+    console = Console(width=175, stderr=only_json, highlight=False)
     console.print(table)
     for note in notes:
         console.print(note)
