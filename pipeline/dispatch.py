@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -130,7 +131,7 @@ def _watch_all(job: Run, room: Room) -> None:
     tasks = sorted(job.pending, key=lambda task: -work[task.video_id])
     rows = [{"task": task.model_dump_json(), "name": job.name_of(task.video_id)} for task in tasks]
     # With the driver, so that no node's death takes it away.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     board: Any = ray.remote(num_cpus=0)(_Board).options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
     results = (
         # A block a row, so that each video goes to whoever is free. Not by repartition(): that is one more operator, which waits for a
@@ -234,8 +235,8 @@ class _Engine:
         }
 
     def _measure(self, metrics: EngineMetrics) -> None:
-        while True:
-            time.sleep(LOAD_MEASURED_EVERY_S)
+        for pause_s in itertools.chain([1.0], itertools.repeat(LOAD_MEASURED_EVERY_S)):  # soon for the first time: a job may be short
+            time.sleep(pause_s)
             metrics.note(self.worker.load.sample())
 
 

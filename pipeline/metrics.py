@@ -2,10 +2,14 @@
 
 Ray serves them at each node's metrics port, with `ray_` before the name and `_total` behind a counter's. A metric costs its caller
 microseconds; Ray sends what was set every 10 seconds, and forgets a gauge that isn't set any more because its process has ended.
+
+What the driver counts is a gauge too, set to the count so far: Ray's counters begin at the first event instead of 0, and one that can't be sent
+(for some 10 seconds after a node's death, say) is lost.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,20 +46,21 @@ class Metric:
 
 
 RUN_TAG = "run"
+CAUSES = ("killed", "decode", "prefill", "answer")
 OUTCOMES = ("done", "failed", "quarantined")
 
 VIDEOS = Metric(
     "reelkeep_videos",
-    "counter",
+    "gauge",
     "Videos that this start of the job has brought to a result. done: all questions answered; failed: some aren't, or the next start tries "
     "the video again; quarantined: set aside.",
     ("outcome",),
 )
-QUESTIONS = Metric("reelkeep_questions", "counter", "Questions of those videos; failed and quarantined ones have no answer.", ("outcome",))
-VIDEO_HOURS = Metric("reelkeep_video_hours", "counter", "Hours of video in those that have answers.")
+QUESTIONS = Metric("reelkeep_questions", "gauge", "Questions of those videos; failed and quarantined ones have no answer.", ("outcome",))
+VIDEO_HOURS = Metric("reelkeep_video_hours", "gauge", "Hours of video in those that have answers.")
 RETRIES = Metric(
     "reelkeep_retries",
-    "counter",
+    "gauge",
     "Videos begun again because a process died under them. cause: the stage at which it went wrong (decode: the decoder's process; prefill "
     "or answer: out of memory, or a lost GPU), or killed, where it died without a word.",
     ("cause",),
@@ -91,7 +96,7 @@ def outcome_of(result: VideoResult) -> str:
 
 
 class RunMetrics:
-    """The driver's: what becomes of videos.
+    """The driver's: what becomes of videos. Everything is there from the beginning, at 0.
 
     Args:
         run_id: value of the tag `run`.
@@ -99,25 +104,33 @@ class RunMetrics:
     """
 
     def __init__(self, run_id: str, videos: int) -> None:
-        made = _Made(run_id, (VIDEOS, QUESTIONS, VIDEO_HOURS, RETRIES, QUEUE_VIDEOS))
-        self._add, self._set = made.add, made.set
-        self._left = videos
-        self._set(QUEUE_VIDEOS, videos)
+        self._set = _Made(run_id, (VIDEOS, QUESTIONS, VIDEO_HOURS, RETRIES, QUEUE_VIDEOS)).set
+        self._so_far: defaultdict[tuple[Metric, str], float] = defaultdict(float)
+        self._count(QUEUE_VIDEOS, videos)
+        self._count(VIDEO_HOURS, 0)
+        for outcome in OUTCOMES:
+            self._count(VIDEOS, 0, outcome)
+            self._count(QUESTIONS, 0, outcome)
+        for cause in CAUSES:
+            self._count(RETRIES, 0, cause)
 
     def finished(self, row: Mapping[str, Any]) -> None:
         """Note a video's result: `outcome`, `video_s`, `answered` and `unanswered` (questions)."""
         outcome = row["outcome"]
-        self._left -= 1
-        self._set(QUEUE_VIDEOS, self._left)
-        self._add(VIDEOS, 1, outcome=outcome)
-        self._add(QUESTIONS, row["answered"], outcome="done")
-        self._add(QUESTIONS, row["unanswered"], outcome="quarantined" if outcome == "quarantined" else "failed")
+        self._count(QUEUE_VIDEOS, -1)
+        self._count(VIDEOS, 1, outcome)
+        self._count(QUESTIONS, row["answered"], "done")
+        self._count(QUESTIONS, row["unanswered"], "quarantined" if outcome == "quarantined" else "failed")
         if row["answered"]:
-            self._add(VIDEO_HOURS, row["video_s"] / 3600)
+            self._count(VIDEO_HOURS, row["video_s"] / 3600)
 
     def retried(self, cause: str) -> None:
         """Note that a video is tried again."""
-        self._add(RETRIES, 1, cause=cause)
+        self._count(RETRIES, 1, cause)
+
+    def _count(self, metric: Metric, amount: float, tag: str = "") -> None:
+        self._so_far[metric, tag] += amount
+        self._set(metric, self._so_far[metric, tag], **dict.fromkeys(metric.tags, tag))
 
 
 class EngineMetrics:
@@ -150,5 +163,5 @@ class _Made:
         if amount > 0:  # Ray refuses 0
             self._made[metric].inc(amount, self._run | tags)
 
-    def set(self, metric: Metric, value: float) -> None:
-        self._made[metric].set(value, self._run)
+    def set(self, metric: Metric, value: float, **tags: str) -> None:
+        self._made[metric].set(value, self._run | tags)

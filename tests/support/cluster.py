@@ -78,9 +78,11 @@ class ProcessCluster:
 
         def scrape() -> None:
             for port in self._metrics_ports:
-                with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:  # a node that died refuses
-                    samples = [s for family in text_string_to_metric_families(answer.read().decode()) for s in family.samples]
-                    seen.update({(s.name, frozenset(s.labels.items())): s.value for s in samples if "reelkeep" in s.name})
+                with suppress(OSError):  # a node that died refuses
+                    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                        ours = "\n".join(line for line in answer.read().decode().splitlines() if "reelkeep" in line)
+                    samples = [sample for family in text_string_to_metric_families(ours) for sample in family.samples]
+                    seen.update({(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples})
 
         def keep_scraping() -> None:
             while not over.wait(0.5):

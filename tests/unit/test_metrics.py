@@ -16,7 +16,7 @@ import yaml
 
 from pipeline.config import JobConfig
 from pipeline.load import Load, LoadMeter
-from pipeline.metrics import METRICS, OUTCOMES, RUN_TAG, EngineMetrics, RunMetrics, outcome_of
+from pipeline.metrics import CAUSES, METRICS, OUTCOMES, RUN_TAG, EngineMetrics, RunMetrics, outcome_of
 from pipeline.results import VideoResult
 from pipeline.stream import StageError
 from pipeline.task import ManifestQuestion, VideoTask
@@ -78,14 +78,17 @@ def test_names_are_prometheus_own_and_once() -> None:
 
 def test_every_metric_is_set_and_means_what_it_says(recorded: Recorded) -> None:
     run = RunMetrics("r1", videos=4)
-    assert recorded.of("reelkeep_queue_videos") == 4
+    assert recorded.of("reelkeep_queue_videos") == 4 and recorded.of("reelkeep_video_hours") == 0
+    assert [recorded.of("reelkeep_videos", outcome=o) for o in OUTCOMES] == [0, 0, 0], "there from the beginning"
+    assert [recorded.of("reelkeep_retries", cause=c) for c in CAUSES] == [0, 0, 0, 0]
     run.finished({"outcome": "done", "video_s": 1800.0, "answered": 3, "unanswered": 0})
     run.finished({"outcome": "failed", "video_s": 3600.0, "answered": 1, "unanswered": 2})
     run.finished({"outcome": "quarantined", "video_s": 0.0, "answered": 0, "unanswered": 3})
     run.retried("killed")
     run.retried("decode")
     run.retried("killed")
-    assert recorded.of("reelkeep_queue_videos") == 1
+    run.retried("cache")
+    assert recorded.of("reelkeep_queue_videos") == 1 and recorded.of("reelkeep_retries", cause="cache") == 1
     assert [recorded.of("reelkeep_videos", outcome=o) for o in OUTCOMES] == [1, 1, 1]
     assert [recorded.of("reelkeep_questions", outcome=o) for o in OUTCOMES] == [4, 2, 3]
     assert recorded.of("reelkeep_video_hours") == 1.5
@@ -229,7 +232,10 @@ def test_alerts_ask_for_metrics_and_lead_to_the_run_book() -> None:
     run_book = (INFRA / "README.md").read_text()
     for rule in found:
         check(rule["expr"])
-        assert "ray_reelkeep_queue_videos" in rule["expr"], "a run that has ended wakes nobody"
+        (first, *_) = promql.parse(rule["expr"]).metrics
+        assert first in {f"ray_reelkeep_{name}" for name in ("queue_videos", "videos", "retries")}, (
+            "only a driver's: gone when the run is over"
+        )
         assert f"#### {rule['alert']}" in run_book and rule["annotations"]["runbook"] == f"infra/README.md#{rule['alert']}"
         labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         assert labels == promql.parse(rule["expr"]).labels
@@ -252,8 +258,8 @@ def replaced(old: str, new: str) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     "change",
     [
-        replaced("queue_videos", "queue_video"),
-        replaced("videos_total", "videos"),
+        replaced("_videos)", "_vidoes)"),
+        replaced("_videos)", "_videos_total)"),
         replaced("ray_reelkeep", "reelkeep"),
         replaced("outcome", "outcomes"),
         replaced("by (run)", "by (runs)"),
