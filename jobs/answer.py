@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.errors import ReelkeepError
-from jobs.complaint import complain
+from jobs.terminal import complain, make_console
 from pipeline.config import JobConfig, load_config
 from pipeline.logs import set_up_logging, shown
 from pipeline.plan import VideoPlan, plan_video, predicted_kv_bytes
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def carry_out(settings: Callable[[], JobConfig], show: Callable[[Run, Console], None]) -> int:
     """Run the job that `settings` describes, or `show` it for a dry run; errors become one line and an exit code."""
-    console = Console(highlight=False)
+    console = make_console()
     try:
         config = settings()
         set_up_logging(config.log)

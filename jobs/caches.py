@@ -18,11 +18,11 @@ from rich.table import Column, Table
 
 from engine.errors import CacheMismatchError, InputError, ReelkeepError
 from jobs.answer import bytes_text, plain
-from jobs.complaint import complain
+from jobs.terminal import complain, make_console
 from pipeline.caches import CacheStore, StoredCache
 from pipeline.config import StorageConfig
 from pipeline.progress import clock_time
-from pipeline.storage import Storage
+from pipeline.storage import Storage, join_uri, local_path, split_s3
 
 DONE, DAMAGED, UNUSABLE = 0, 1, 2
 
@@ -30,15 +30,26 @@ DONE, DAMAGED, UNUSABLE = 0, 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the four actions; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    console = Console(highlight=False, soft_wrap=True)
+    console = make_console(soft_wrap=True)
     try:
         store = CacheStore(
             arguments.uri, Storage(StorageConfig(endpoint_url=arguments.endpoint_url, addressing_style=arguments.addressing_style))
         )
+        _check_folder(arguments.uri)
         return int(arguments.action(store, arguments, console))
     except ReelkeepError as error:
         complain(f"reelkeep caches: {error}")
         return UNUSABLE
+
+
+def _check_folder(uri: str) -> None:
+    """Refuse a local address at which no caches can be, before it looks like an empty store."""
+    if split_s3(uri) is not None:
+        return
+    if not local_path(uri).is_dir():
+        raise InputError(f"{uri}: no such folder; check the spelling")
+    if (local_path(uri) / "caches").is_dir():
+        raise InputError(f"{uri}: is the output of a job; its caches are in {join_uri(uri, 'caches')}")
 
 
 def list_caches(store: CacheStore, arguments: argparse.Namespace, console: Console) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,19 +14,19 @@ from rich.table import Table
 
 from engine.errors import ReelkeepError
 from jobs import answer, generate
-from jobs.complaint import complain
+from jobs.terminal import complain, make_console
 
 CONFIG = Path(__file__).parents[1] / "configs" / "demo.yaml"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demonstration; returns the exit code of `jobs.answer`."""
-    parser = argparse.ArgumentParser(prog="demo", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(prog="reelkeep demo", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("demo"), help="where videos and answers go")
     parser.add_argument("--videos", type=int, default=4, help="number of videos")
     parser.add_argument("--groups", type=int, default=300, help="length of each in temporal groups of a second")
     arguments = parser.parse_args(argv)
-    console, videos = Console(highlight=False), arguments.folder / "videos"
+    console, videos = make_console(), arguments.folder / "videos"
     console.print("[bold]1. Videos whose every event is known[/]")
     shape = ["--videos", str(arguments.videos), "--groups", str(arguments.groups), "--seed", "2026"]
     if code := generate.main(["--output", str(videos), *shape, "--questions", "8", "--options", "never"]):
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print("\n[bold]2. The main job: decode, prefill under a budget, answer, write Parquet[/]")
     output = arguments.folder / "answers"
     code = answer.main(["--config", str(CONFIG), "--manifest", str(videos / "manifest.jsonl"), "--output", str(output)])
-    if (output / "answers").is_dir():
+    if code in (answer.ANSWERED, answer.UNANSWERED):
         console.print("\n[bold]3. Right and wrong[/]")
         show_score(console, output)
     return code
@@ -41,24 +42,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show_score(console: Console, output: Path) -> None:
     """How many answers were right, by kind of question, and the memory behind them."""
-    counts: dict[str, list[int]] = {}
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in pq.read_table(output / "answers").to_pylist():
-        right, asked = counts.setdefault(row["question_id"].rsplit("-", 1)[0], [0, 0])
-        said = (row["answer"] or "").strip().lower()
-        counts[row["question_id"].rsplit("-", 1)[0]] = [right + (said == (row["expected"] or "").strip().lower()), asked + 1]
-    table = Table("kind of question", "right", "asked")
-    for kind, (right, asked) in sorted(counts.items()):
-        table.add_row(kind, str(right), str(asked))
-    total = [sum(column) for column in zip(*counts.values(), strict=True)]
+        said, expected = ((row[name] or "").strip().lower() for name in ("answer", "expected"))
+        verdict = "no answer" if row["error"] else "right" if said == expected else "wrong"
+        counts[row["question_id"].rsplit("-", 1)[0]][verdict] += 1
+    verdicts = [v for v in ("right", "wrong", "no answer") if v != "no answer" or any(count[v] for count in counts.values())]
+    table = Table("kind of question", *verdicts)
+    for kind, count in sorted(counts.items()):
+        table.add_row(kind, *(str(count[v]) for v in verdicts))
     table.add_section()
-    table.add_row("all", str(total[0]), str(total[1]))
+    table.add_row("all", *(str(sum(count[v] for count in counts.values())) for v in verdicts))
     console.print(table)
     memory = pq.read_table(output / "memory").to_pylist()
     read, kept = sum(row["visual_tokens"] or 0 for row in memory), max(row["budget_tokens"] for row in memory)
     console.print(
         f"{read:,} visual tokens were read; each layer kept {kept} entries a video, the prompt's own tokens included. The model is a test "
-        "model\nof 1.4 million parameters that knows shapes, colours and digits. Order and time it hardly learnt, lettered options hardly "
-        "either:\nits card, engine/bundled/qwen2_5_vl_tiny/README.md, has the figures."
+        "model of 1.4 million parameters that knows shapes, colours and digits. Order and time it hardly learnt, lettered options hardly "
+        "either: its card, engine/bundled/qwen2_5_vl_tiny/README.md, has the figures."
     )
 
 
@@ -66,5 +67,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except ReelkeepError as error:
-        complain(f"demo: {error}")
+        complain(f"reelkeep demo: {error}")
         sys.exit(1)

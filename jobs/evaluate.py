@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console
 from rich.table import Table as RichTable
 
 from engine.errors import ConfigError, ReelkeepError
 from jobs.answer import ANSWERED, FAILED, STOPPED, UNANSWERED, UNUSABLE, plain
 from jobs.benchmarks import BENCHMARKS, Benchmark, Form, Problem, Sample
-from jobs.complaint import complain
 from jobs.manifest import write_manifest
+from jobs.terminal import complain, make_console
 from pipeline.config import JobConfig, load_config
 from pipeline.logs import set_up_logging
 from pipeline.stopping import sigterm_like_ctrl_c
@@ -112,7 +111,7 @@ def _report(asked: Evaluation, cells: list[Any]) -> int:
     form = MANIFEST if asked.benchmark is None else asked.form
     grid = GridScore(asked.title, form, scores, asked.benchmark, asked.problems, missing)
     address = write_report(grid, asked.output, storage)
-    console = Console(highlight=False)
+    console = make_console()
     table = summary(grid)
     places = [place for place, name in enumerate(table.columns) if name in SHOWN]
     shown = RichTable(title=plain(asked.title))
@@ -159,7 +158,7 @@ def _defaults(manifest: str, output: str, benchmark: Benchmark | None) -> dict[s
 def _show_plan(asked: Evaluation, cells: list[Any]) -> int:
     from pipeline.run import Run
 
-    console = Console(highlight=False)
+    console = make_console()
     table = RichTable("cell", "videos to do", "done", "questions to do", title=plain(asked.title))
     for cell in cells:
         job = Run(cell.config)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import ConfigError, ReelkeepError
-from jobs.complaint import complain
+from jobs.terminal import complain
 from pipeline.synthetic.dataset import plan_videos, write_dataset
 from pipeline.synthetic.questions import KINDS
 from pipeline.synthetic.script import EVENTS
@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         manifest = write_dataset(Path(arguments.output), planned)
     except ReelkeepError as error:
-        complain(f"generate: {error}")
+        complain(f"reelkeep generate: {error}")
         return 2
     except OSError as error:
-        complain(f"generate: --output={arguments.output}: {error.strerror or error}; name a folder that can be written")
+        complain(f"reelkeep generate: --output={arguments.output}: {error.strerror or error}; name a folder that can be written")
         return 2
     rows = [json.loads(line) for line in manifest.read_text().splitlines()]
     kinds = Counter(q["question_id"].rsplit("-", 1)[0] for row in rows for q in row["questions"])
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="generate", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(prog="reelkeep generate", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--output", required=True, help="folder for the .mp4 files and manifest.jsonl")
     parser.add_argument("--videos", type=int, default=10, help="number of videos")
     parser.add_argument(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine.errors import ReelkeepError
 from jobs.benchmarks import BENCHMARKS, Benchmark, Form, Problem, Sample
-from jobs.complaint import complain
+from jobs.terminal import complain
 from pipeline.manifest import tasks_from_rows
 from pipeline.manifest_rows import Row
 from pipeline.results import digest
@@ -66,7 +66,7 @@ def _write_prompt(sample: Sample, folder: str, storage: Storage) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, convert, report; 0 when a manifest was written, 2 when the input can't be used."""
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.manifest", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="reelkeep manifest", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     kinds = parser.add_subparsers(dest="benchmark", required=True)
     for name, benchmark in BENCHMARKS.items():

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from engine.errors import ConfigError, ReelkeepError
 from engine.footprint import Footprint, read_footprint
-from jobs.complaint import complain
+from jobs.terminal import complain, make_console
 from pipeline.capacity import USABLE_SHARE, Archive, Capacity, Clip, Speed, clip_of, hours_of_video, plan
 from pipeline.config import JobConfig, load_config
 from pipeline.task import VideoTask
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ReelkeepError as error:
         complain(f"{PROG}: {error}")
         return 2
-    show(config, own, capacity, Console(highlight=False))
+    show(config, own, capacity, make_console())
     if own.json:
         print(json.dumps(as_json(config, own, capacity)))
     return 0

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 
 from engine.errors import ReelkeepError
-from jobs.complaint import complain
 from jobs.report_page.facts import read_run
 from jobs.report_page.page import render
 from jobs.report_page.thumbnails import thumbnails
+from jobs.terminal import complain
 from pipeline.config import LogConfig, StorageConfig
 from pipeline.logs import set_up_logging
 from pipeline.storage import Storage, join_uri

@@ -18,15 +18,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.console import Console
 
 from engine import EngineConfig
 from engine.errors import ConfigError, ReelkeepError
 from engine.models import checkpoint_digest, load_adapter
-from jobs.complaint import complain
 from jobs.studying import tables
 from jobs.studying.cells import grid
 from jobs.studying.trial import Laboratory, Watched
+from jobs.terminal import complain, make_console
 from pipeline.synthetic.dataset import SyntheticVideo, plan_videos
 from pipeline.synthetic.questions import KINDS
 from pipeline.synthetic.script import EVENTS
@@ -41,13 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _study(arguments)
     except ReelkeepError as error:
-        complain(f"study: {error}")
+        complain(f"reelkeep study: {error}")
         return 2
     except OSError as error:
-        complain(f"study: --output={arguments.output}: {error.strerror or error}; name a folder that can be written")
+        complain(f"reelkeep study: --output={arguments.output}: {error.strerror or error}; name a folder that can be written")
         return 2
     except KeyboardInterrupt:
-        complain(f"study: stopped; the same command goes on from what is in {arguments.output}")
+        complain(f"reelkeep study: stopped; the same command goes on from what is in {arguments.output}")
         return 130
 
 
@@ -141,7 +140,7 @@ def _read(notebook: Path, model: str) -> dict[tuple[str, str], list[dict[str, An
 def _show(rows: list[dict[str, Any]], answers: list[dict[str, Any]], folder: Path, title: str) -> None:
     pq.write_table(pa.Table.from_pylist(answers), folder / "answers.parquet")
     pq.write_table(pa.Table.from_pylist([row | {"kinds": json.dumps(row["kinds"])} for row in rows]), folder / "summary.parquet")
-    Console(width=200, highlight=False).print(tables.table(rows, title))
+    make_console().print(tables.table(rows, title))
     try:
         tables.plot(rows, folder / "accuracy.png", title)
     except ImportError:
@@ -176,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
 
         return check
 
-    parser = argparse.ArgumentParser(prog="study", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(prog="reelkeep study", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("study"), help="folder for what is found")
     parser.add_argument("--model", default="bundled", help="as engine.model")
     parser.add_argument("--device", default="auto", help="as engine.device")

@@ -19,7 +19,7 @@ from jobs.bundled_training.lessons import FeatureBank
 from jobs.bundled_training.model import build_model, encode_groups, patches, save_bundle
 from jobs.bundled_training.tokenizer import build_tokenizer
 from jobs.bundled_training.vision_stage import train_vision
-from jobs.complaint import complain
+from jobs.terminal import complain
 from pipeline.synthetic.script import EVENTS
 
 BUNDLE = Path(__file__).parents[1] / "engine" / "bundled" / "qwen2_5_vl_tiny"
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.run(arguments)
     except ReelkeepError as error:
-        complain(f"train_bundled: {error}")
+        complain(f"reelkeep train_bundled: {error}")
         return 2
 
 
@@ -97,7 +97,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     shown = argparse.ArgumentDefaultsHelpFormatter
-    parser = argparse.ArgumentParser(prog="train_bundled", description=__doc__)
+    parser = argparse.ArgumentParser(prog="reelkeep train_bundled", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("train", help="train from a seed; continues where an earlier run stopped", formatter_class=shown)
     command.add_argument("--output", default=str(BUNDLE), help="folder for weights, configuration and processor files")

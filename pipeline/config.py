@@ -234,13 +234,14 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any], model: type[BaseModel]
         if section and isinstance(value, Mapping):
             merged[key] = _merge(merged.get(key) or {}, value, section, texts=texts)
         elif texts and field and typing.get_origin(field.annotation) is dict and isinstance(value, Mapping):
-            merged[key] = {k: _plain_value(v) for k, v in value.items()}
+            merged[key] = {k: plain_value(v) for k, v in value.items()}
         else:
             merged[key] = value
     return merged
 
 
-def _plain_value(text: Any) -> Any:
+def plain_value(text: Any) -> Any:
+    """A text as YAML would read it, where that is a number, true or false; else as it is."""
     try:
         value = yaml.safe_load(text) if isinstance(text, str) else text
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from engine.errors import InputError
 from pipeline.config import JobConfig, describe_errors
-from pipeline.manifest_columns import QUESTION_COLUMNS, checked_columns, column_notes
+from pipeline.manifest_columns import QUESTION_COLUMNS, checked_columns, column_notes, unknown_fields
 from pipeline.manifest_rows import Row, RowProblem, read_rows
 from pipeline.storage import ObjectStat, Storage, join_uri, local_path, split_s3
 from pipeline.storage_errors import StorageError, StorageSetupError
@@ -150,8 +150,8 @@ def _checked_questions(questions: Iterable[Any], start: int = 0, extra: Mapping[
         if not isinstance(question, Mapping):
             raise ValueError(f"question {number} must be an object with question_id, question, options, expected; it is {question!r:.80}")
         given = {name: value for name, value in question.items() if value is not None}
-        if "extra" in given:
-            raise ValueError(f"question {number}: extra is not a field; further columns belong to the row")
+        if unknown := unknown_fields(given):
+            raise ValueError("\n".join(f"question {number}: {line}" for line in unknown))
         given.setdefault("question_id", f"q{number}")
         if isinstance(given.get("options"), list):
             given["options"] = tuple(given["options"])
@@ -216,6 +216,8 @@ def _listed_tasks(videos: str, questions: str, storage: Storage, notes: list[str
         if isinstance(row, RowProblem):
             problems.append(f"{row.where}: {row.problem}")
             continue
+        if "uri" in row.values or "questions" in row.values:
+            raise ManifestError(f"questions={questions}: is a manifest, whose rows name videos; give it as --manifest, without --videos")
         try:
             asked += _checked_questions([checked_columns(row.values, {})], start=number)
         except ValueError as error:
@@ -225,17 +227,28 @@ def _listed_tasks(videos: str, questions: str, storage: Storage, notes: list[str
         problems.append("there are no questions")
     if problems:
         raise _manifest_error(questions, problems)
-    files = storage.list(videos)
+    alone = _is_file(videos, storage)
+    if not alone and split_s3(videos) is None and not local_path(videos).exists():
+        raise ManifestError(f"videos={videos}: no such folder; check the spelling")
+    files = [resolve_uri(videos, os.getcwd())] if alone else storage.list(videos)
     media = [uri for uri in files if "." + uri.rpartition(".")[2].lower() in MEDIA_SUFFIXES]
     if not media:
         raise ManifestError(f"videos={videos}: none of its {len(files)} files is a video or an image; check the folder's name")
     if len(media) < len(files):
         notes.append(f"{len(files) - len(media)} of {len(files)} files under {videos} have no video's or image's suffix and are left out")
-    folder = len(videos.rstrip("/") if split_s3(videos) else str(local_path(videos)).rstrip("/")) + 1
+    whole = videos if split_s3(videos) else str(local_path(videos))
+    folder = len((whole.rpartition("/")[0] if alone else whole).rstrip("/")) + 1
     try:
         return [VideoTask(video_id=_identifier("video_id", uri[folder:]), uri=uri, questions=tuple(asked)) for uri in media]
     except ValueError as error:
         raise ManifestError(f"videos={videos}: {error}; rename the file") from None
+
+
+def _is_file(uri: str, storage: Storage) -> bool:
+    """Whether an address is one file's, not a folder's."""
+    if split_s3(uri) is None:
+        return local_path(uri).is_file()
+    return uri.lower().endswith(MEDIA_SUFFIXES) and storage.exists(uri)
 
 
 def _chosen(tasks: list[VideoTask], config: JobConfig) -> list[VideoTask]:

@@ -13,6 +13,16 @@ COLUMNS = ("video_id", "uri", "questions", *QUESTION_COLUMNS)
 MAX_DEPTH = 64
 MAX_EXTRA_CHARS = 1_000_000
 _COLUMNS_NOTED = 1000
+_ALSO_CALLED = {
+    "answer": "expected",
+    "correct": "expected",
+    "label": "expected",
+    "text": "question",
+    "prompt": "question",
+    "choices": "options",
+    "candidates": "options",
+    "id": "question_id",
+}
 
 
 def checked_columns(row: Mapping[str, Any], extras: dict[str, bool]) -> dict[str, Any]:
@@ -38,6 +48,17 @@ def checked_columns(row: Mapping[str, Any], extras: dict[str, bool]) -> dict[str
             f"further columns of {sum(sizes.values())} characters exceed {MAX_EXTRA_CHARS}; leave out the largest, {largest:.80}"
         )
     return values
+
+
+def unknown_fields(question: Mapping[str, Any]) -> list[str]:
+    """A line for each field of a question that isn't one, with what may be meant."""
+    lines = []
+    for name in question:
+        if name not in QUESTION_COLUMNS:
+            near = _ALSO_CALLED.get(str(name).lower()) or next(iter(difflib.get_close_matches(str(name)[:80], QUESTION_COLUMNS, n=1)), "")
+            hint = f"did you mean {near}?" if near else f"the fields are {', '.join(QUESTION_COLUMNS)}"
+            lines.append(f"{name!s:.80} is not a field; {hint}")
+    return lines
 
 
 def _json_value(value: Any, depth: int = 0) -> tuple[Any, bool]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -42,7 +43,13 @@ def read_rows(uri: str, storage: Storage, *, questions_only: bool = False) -> It
         InputError: an unknown format, or a file that isn't what its suffix says.
     """
     suffix = PurePosixPath(uri).suffix.lower()
-    readers = {".parquet": _parquet, ".jsonl": _json_lines, ".ndjson": _json_lines, ".csv": _csv}
+    needed = "question" if questions_only else "uri"
+    readers: dict[str, Callable[[str, bytes], Iterator[Row | RowProblem]]] = {
+        ".parquet": partial(_parquet, needed=needed),
+        ".jsonl": _json_lines,
+        ".ndjson": _json_lines,
+        ".csv": partial(_csv, needed=needed),
+    }
     if questions_only:
         readers |= {".json": _json_list, ".txt": _text}
     if suffix not in readers:
@@ -55,7 +62,16 @@ def read_rows(uri: str, storage: Storage, *, questions_only: bool = False) -> It
     return readers[suffix](uri, storage.read_bytes(uri))
 
 
-def _parquet(uri: str, data: bytes) -> Iterator[Row | RowProblem]:
+def _check_header(uri: str, header: Sequence[str], needed: str) -> None:
+    """Refuse a table without the column that every row must have."""
+    if needed in header:
+        return
+    found = ", ".join(map(repr, header))[:200] or "none"
+    hint = "; cells are separated by commas, not by semicolons or tabs" if len(header) == 1 and (";" in found or "\\t" in found) else ""
+    raise InputError(f"{uri}: has no column {needed!r}; its columns are {found}{hint}")
+
+
+def _parquet(uri: str, data: bytes, needed: str) -> Iterator[Row | RowProblem]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -63,6 +79,7 @@ def _parquet(uri: str, data: bytes) -> Iterator[Row | RowProblem]:
         table = pq.read_table(io.BytesIO(data))
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{uri}: not a Parquet file: {str(error).splitlines()[0]}") from None
+    _check_header(uri, table.column_names, needed)
     number = 0
     for batch in table.to_batches(max_chunksize=4096):
         try:
@@ -85,12 +102,12 @@ def _json_lines(uri: str, data: bytes) -> Iterator[Row | RowProblem]:
         except UnicodeDecodeError:
             yield RowProblem(where, "not valid UTF-8")
         except (ValueError, RecursionError) as error:
-            yield RowProblem(where, f"not valid JSON: {error}")
+            yield RowProblem(where, f'not valid JSON: {error}; each line is an object such as {{"question": "What is shown?"}}')
         else:
             yield Row(where, values) if isinstance(values, dict) else RowProblem(where, "must be a JSON object")
 
 
-def _csv(uri: str, data: bytes) -> Iterator[Row | RowProblem]:
+def _csv(uri: str, data: bytes, needed: str) -> Iterator[Row | RowProblem]:
     csv.field_size_limit(MAX_MANIFEST_BYTES)
     try:
         reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
@@ -98,6 +115,8 @@ def _csv(uri: str, data: bytes) -> Iterator[Row | RowProblem]:
         doubled = {name for name in header if header.count(name) > 1}
         if doubled:
             raise InputError(f"{uri}: the column {doubled.pop()!r} is given twice")
+        if header:
+            _check_header(uri, header, needed)
         for number, cells in enumerate(reader, 1):
             where = f"row {number}"
             if None in cells or None in cells.values():
@@ -124,7 +143,9 @@ def _json_list(uri: str, data: bytes) -> Iterator[Row | RowProblem]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{uri}: not valid JSON: {error}") from None
     if not isinstance(content, list):
-        raise InputError(f"{uri}: must be a list of questions")
+        raise InputError(
+            f'{uri}: must be a list of questions such as ["What is shown?", {{"question": "Is it red?", "options": ["yes", "no"]}}]'
+        )
     for number, question in enumerate(content, 1):
         values = {"question": question} if isinstance(question, str) else question
         yield Row(f"entry {number}", values) if isinstance(values, dict) else RowProblem(f"entry {number}", "must be a text or an object")

@@ -133,6 +133,7 @@ def _digest(path: Path, digest: Any) -> str:
 
 def _from_hub(model: str, revision: str | None, folder: Path, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_OFFLINE
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     wanted: dict[str, Any] = {"revision": revision, "ignore_patterns": None if weights else list(_WEIGHTS)}
@@ -149,11 +150,12 @@ def _from_hub(model: str, revision: str | None, folder: Path, weights: bool) -> 
             try:
                 return Path(str(snapshot_download(model, local_files_only=True, **wanted)))
             except (LocalEntryNotFoundError, OSError):
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                raise ConfigError(
-                    f"engine.model={model} can't be fetched and isn't on this node: {reason}; check the id, HF_TOKEN and the network, "
-                    "or name a folder or an s3:// prefix"
-                ) from None
+                if HF_HUB_OFFLINE:
+                    reason = "HF_HUB_OFFLINE is set, so that the hub isn't asked; unset it"
+                else:
+                    told = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+                    reason = f"the hub can't be asked ({told}); check the id, HF_TOKEN and the network"
+                raise ConfigError(f"engine.model={model} isn't on this node, and {reason}, or name a folder or an s3:// prefix") from None
 
 
 def _look_for_room(model: str, size_bytes: int, place: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import pkgutil
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,15 @@ __all__ = [
 ]
 
 DIGEST_BYTES = 1 << 16
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 BUNDLED = Path(__file__).parents[1] / "bundled" / "qwen2_5_vl_tiny"
 
 
 def model_path(config: EngineConfig) -> str:
     """Folder or hub id to load from; "bundled" is the project's own test model."""
     if config.model != "bundled":
+        if not (Path(config.model).exists() or _HUB_ID.fullmatch(config.model)):
+            raise ConfigError(f"engine.model={config.model}: no such folder, and no hub id (OWNER/NAME) either; check the spelling")
         return config.model
     if not (BUNDLED / "config.json").exists():
         raise ConfigError("engine.model='bundled': this installation carries no bundled model; name a folder or a hub id")

@@ -8,7 +8,7 @@ import sys
 
 import jobs.bench
 from engine.errors import ReelkeepError
-from jobs.complaint import complain
+from jobs.terminal import complain
 
 
 def main(argv: list[str]) -> int:

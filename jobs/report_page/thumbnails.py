@@ -12,6 +12,7 @@ from PIL import Image
 
 from engine.errors import ReelkeepError
 from engine.geometry import FrameGeometry
+from engine.types import VideoBlock
 from pipeline.storage import Storage
 from pipeline.video.config import DecodeConfig
 from pipeline.video.source import open_media
@@ -44,8 +45,10 @@ def thumbnails(videos: Iterable[tuple[str, str]], storage: Storage, threads: int
 
 def _picture(uri: str, storage: Storage) -> str | None:
     with storage.spool(uri) as path:
-        for group in open_media(path, _GEOMETRY, _ONE_FRAME):
+        for part in open_media(path, _GEOMETRY, _ONE_FRAME).blocks(1):
+            if not isinstance(part, VideoBlock):  # a text of an interleaved prompt
+                continue
             image = io.BytesIO()
-            Image.fromarray(group.frames[0].transpose(1, 2, 0)).save(image, "JPEG", quality=70)
+            Image.fromarray(part.frames[0].transpose(1, 2, 0)).save(image, "JPEG", quality=70)
             return "data:image/jpeg;base64," + base64.b64encode(image.getvalue()).decode()
     return None

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import yaml
-
 from engine.errors import ConfigError
 from engine.policies import make_policy
+from pipeline.config import plain_value
 
 UNIFORM = "uniform"
 """No policy: the video's frames are thinned out to as many tokens as the budget, and all of them are kept."""
@@ -49,7 +48,7 @@ class Cell:
         pairs = [part.partition("=") for part in text.split("+") if part]
         if any(not equals for _, equals, _ in pairs):
             raise ConfigError(f"--policies={self.policy}: options are written POLICY:NAME=VALUE+NAME=VALUE")
-        options = {key: yaml.safe_load(value) for key, _, value in pairs}
+        options = {key: plain_value(value) for key, _, value in pairs}
         if name == UNIFORM:
             return {"policy": "full", "policy_options": {}}
         make_policy(name, options)

@@ -16,7 +16,9 @@ def test_the_engine_example_runs(tmp_path, monkeypatch, capsys):
     assert len(example.strip().splitlines()) <= 14
     assert generate.main(["--output", str(tmp_path), "--videos", "1", "--groups", "60", "--seed", "3"]) == 0
     (made,) = tmp_path.glob("*.mp4")
-    made.rename(tmp_path / "video.mp4")
+    named = tmp_path / re.search(r'open_video\("([^"]+)"', example)[1]
+    named.parent.mkdir(parents=True)
+    made.rename(named)
     monkeypatch.chdir(tmp_path)
     exec(compile(example, str(README), "exec"), {})
     printed = capsys.readouterr().out

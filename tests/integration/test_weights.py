@@ -193,7 +193,7 @@ def test_a_hub_out_of_reach_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"engine.model=nobody/nothing can't be fetched and isn't on this node") as raised:
+    with pytest.raises(ConfigError, match=r"engine.model=nobody/nothing isn't on this node, and HF_HUB_OFFLINE is set") as raised:
         weights.checkpoint_folder(EngineConfig(model="nobody/nothing"), Storage(StorageConfig(models_dir=str(tmp_path))))
     assert "\n" not in str(raised.value)
 
