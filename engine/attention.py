@@ -148,15 +148,16 @@ def windowed_attention(module, query, key, value, attention_mask, dropout=0.0, *
     """
     starts, lengths = cu_seq_lens_q[:-1].long(), cu_seq_lens_q.diff()
     sizes = lengths.unique().tolist()
+    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))  # (tokens, heads, head_dim): a token's row lies in one piece
     if len(sizes) == 1:  # the windows lie side by side: nothing needs gathering
-        q, k, v = (t[0].unflatten(1, (-1, sizes[0])).transpose(0, 1) for t in (query, key, value))
+        q, k, v = (t.unflatten(0, (-1, sizes[0])).transpose(1, 2) for t in (q, k, v))
         return F.scaled_dot_product_attention(q, k, v, scale=scaling).transpose(1, 2).flatten(0, 1)[None], None
-    out = torch.empty_like(query)
+    out = torch.empty_like(q)
     for length in sizes:
         tokens = starts[lengths == length][:, None] + torch.arange(length, device=query.device)
-        q, k, v = (t[0, :, tokens].transpose(0, 1) for t in (query, key, value))  # (windows, heads, length, head_dim)
-        out[0, :, tokens] = F.scaled_dot_product_attention(q, k, v, scale=scaling).transpose(0, 1)
-    return out.transpose(1, 2).contiguous(), None
+        some_q, some_k, some_v = (t[tokens].transpose(1, 2) for t in (q, k, v))  # (windows, heads, length, head_dim)
+        out[tokens] = F.scaled_dot_product_attention(some_q, some_k, some_v, scale=scaling).transpose(1, 2)
+    return out[None], None
 
 
 def register() -> None:
