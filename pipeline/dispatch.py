@@ -7,6 +7,8 @@ import logging
 import math
 import os
 import re
+import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -374,11 +376,36 @@ def _cluster(config: JobConfig) -> Iterator[None]:
     local: dict[str, Any] = (
         {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False, "object_store_memory": LOCAL_OBJECT_STORE_BYTES}
     )
-    ray.init(logging_level=logging.ERROR, log_to_driver=config.log.level == "debug", **local)
+    log.info("starting Ray on this machine" if local else "joining the Ray cluster at %s", *([] if local else [os.environ["RAY_ADDRESS"]]))
+    try:
+        with _stderr_without(b"Set ray log level from environment variable"):
+            ray.init(logging_level=logging.ERROR, log_to_driver=config.log.level == "debug", **local)
+    except Exception as error:  # of any kind: Ray raises plain ones
+        address = "" if local else f" at RAY_ADDRESS={os.environ['RAY_ADDRESS']}"
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        remedy = "is this machine overloaded, or its memory or /tmp full?" if local else "is that cluster up, and of this Ray's version?"
+        raise JobFailedError(f"Ray didn't start{address}: {told.rstrip('.')}; {remedy} Nothing is lost, run the same command again") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _stderr_without(unwanted: bytes) -> Iterator[None]:
+    """Hold back what is written to standard error during the block, by Ray's C++ too, and leave out the lines with `unwanted`."""
+    sys.stderr.flush()
+    real = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(real, 2)
+            os.close(real)
+            held.seek(0)
+            os.write(2, b"".join(line for line in held if unwanted not in line))
 
 
 @contextmanager

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
@@ -116,6 +118,20 @@ class ResultStore:
     def __init__(self, output: str, storage: Storage, run_id: str) -> None:
         self.output = output.rstrip("/") if split_s3(output) else str(local_path(output))
         self.storage, self.run_id = storage, run_id
+
+    def check_place(self) -> None:
+        """Refuse a local folder that can't be made or written, without making it; a bucket tells when it is written.
+
+        Raises:
+            StorageSetupError: says what is in the way.
+        """
+        if split_s3(self.output):
+            return
+        place = next(path for path in (Path(self.output), *Path(self.output).parents) if path.exists())
+        if not place.is_dir():
+            raise StorageSetupError(f"output={self.output}: {place} is a file; name a folder")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise StorageSetupError(f"output={self.output}: this user may not write in {place}; name another folder or change its rights")
 
     def start(self) -> None:
         """Take back the last run's `_SUCCESS`, and make sure that results can be written once only.

@@ -84,6 +84,7 @@ class Run:
         self.model_folder = checkpoint_folder(config.engine, self.storage, weights=False)
         self.geometry: FrameGeometry = load_geometry(config.engine, self.model_folder)
         self.store = ResultStore(config.output, self.storage, self.run_id)
+        self.store.check_place()
         self.lease = Lease(config.output, self.storage, self.run_id, take_over=config.take_over)
         self._check_settings()
         self._retried: set[str] = set()

@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.geometry import FrameGeometry
 from engine.models.base import ModelAdapter, kv_dimensions
+from engine.policies import make_policy
 
 __all__ = [
     "ModelAdapter",
@@ -82,9 +83,15 @@ def adapter_class(model_type: str) -> type[ModelAdapter]:
 
 
 def load_geometry(config: EngineConfig, folder: str | Path | None = None) -> FrameGeometry:
-    """The frame rules of `config.model`, from its configuration and processor alone; `folder` as in `load_adapter`."""
+    """The frame rules of `config.model`, from its configuration and processor alone; `folder` as in `load_adapter`.
+
+    Raises:
+        ConfigError: as `load_adapter`, as far as can be told without weights.
+    """
     hf_config, processor = _config_and_processor(config, folder)
-    return adapter_class(hf_config.model_type).make_geometry(hf_config, processor)
+    adapter = adapter_class(hf_config.model_type)
+    _check_budget(adapter, processor, config)
+    return adapter.make_geometry(hf_config, processor)
 
 
 def load_adapter(config: EngineConfig, folder: str | Path | None = None) -> ModelAdapter:
@@ -94,10 +101,11 @@ def load_adapter(config: EngineConfig, folder: str | Path | None = None) -> Mode
         folder: where this machine has the files of `config.model`; None lets transformers find them.
 
     Raises:
-        ConfigError: the checkpoint can't be found or opened, the device isn't there, or the family is unknown.
+        ConfigError: the checkpoint can't be found or opened, the device isn't there, the family is unknown, or the budget is too small.
     """
     hf_config, processor = _config_and_processor(config, folder)
     adapter = adapter_class(hf_config.model_type)
+    _check_budget(adapter, processor, config)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device.type)
     try:
@@ -148,6 +156,17 @@ def _config_and_processor(config: EngineConfig, folder: str | Path | None) -> tu
             f"engine.model={config.model}: no usable checkpoint there: {_first_line(error)}; "
             "give a folder with config.json and processor files, or a hub id that this machine can reach"
         ) from error
+
+
+def _check_budget(adapter: type[ModelAdapter], processor: Any, config: EngineConfig) -> None:
+    """Refuse a budget that the prompt's own tokens, which are never evicted, would use up."""
+    head, _ = adapter.template_parts(processor, config)
+    prefix = len(processor.tokenizer(head, add_special_tokens=False).input_ids)
+    if config.budget_tokens <= prefix and make_policy(config.policy, config.policy_options).evicts:
+        raise ConfigError(
+            f"engine.budget_tokens={config.budget_tokens} must exceed the {prefix} tokens of the prompt, which are never evicted; raise it to "
+            f"{prefix} and the tokens you want to keep of a video"
+        )
 
 
 def _first_line(error: BaseException) -> str:

@@ -184,16 +184,21 @@ class ModelAdapter(ABC):
 
     def prompt_parts(self) -> tuple[str, str]:
         """What the checkpoint's own chat template puts before and after a user's message."""
+        return self.template_parts(self.processor, self.config)
+
+    @classmethod
+    def template_parts(cls, processor: Any, config: EngineConfig) -> tuple[str, str]:
+        """`prompt_parts`, without a model."""
         sentinel = "\x00USER\x00"
         messages = [{"role": "user", "content": [{"type": "text", "text": sentinel}]}]
-        system = self.default_system_prompt if self.config.system_prompt is None else self.config.system_prompt
+        system = cls.default_system_prompt if config.system_prompt is None else config.system_prompt
         if system is not None:
             messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
-        template = self.processor if getattr(self.processor, "chat_template", None) else self.tokenizer
+        template = processor if getattr(processor, "chat_template", None) else processor.tokenizer
         rendered = template.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         head, found, tail = rendered.partition(sentinel)
         if not found:
-            raise ConfigError(f"engine.model={self.config.model}: its chat template drops the user's text; fix chat_template")
+            raise ConfigError(f"engine.model={config.model}: its chat template drops the user's text; fix chat_template")
         return head, tail
 
     def question_ids(self, question: Question) -> list[int]:

@@ -331,3 +331,11 @@ def test_the_command_lists_shows_verifies_and_removes(
     assert not list(store.entries())
     assert caches_job.main(["rm", store.uri]) == 2, "never everything by a slip"
     assert caches_job.main(["ls", "ftp://elsewhere"]) == 2
+
+
+def test_a_folder_that_holds_no_caches_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "caches").mkdir()
+    assert caches_job.main(["ls", str(tmp_path / "nope")]) == 2
+    assert "nope: no such folder" in capsys.readouterr().err
+    assert caches_job.main(["ls", str(tmp_path)]) == 2
+    assert f"its caches are in {tmp_path}/caches" in capsys.readouterr().err

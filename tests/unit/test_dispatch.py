@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from engine.models import load_geometry
 from pipeline import dispatch
 from pipeline.config import JobConfig
 from pipeline.plan import VideoPlan
+from pipeline.run import JobFailedError
 from pipeline.stream import StreamHead, StreamTail
 from pipeline.task import ManifestQuestion, VideoTask
 from tests.support.videos import make_video
@@ -101,3 +103,20 @@ def test_a_decoder_that_gets_no_cpu_is_not_waited_for_for_ever(
     assert cancelled == [never], "or it would begin later, for nobody"
     assert isinstance(messages[0], StreamHead) and len(messages) > 2
     assert isinstance(messages[-1], StreamTail) and "no CPU was free for a decoder within 3 s" in messages[-1].warnings[-1]
+
+
+def test_ray_that_does_not_start_is_one_line_and_its_own_noise_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def init(**options: Any) -> None:
+        os.write(2, b"[I] Set ray log level from environment variable RAY_BACKEND_LOG_LEVEL to 3\nsomething else\n")
+        raise Exception("The current node timed out during startup.\nThis could happen because")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(dispatch.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(dispatch.ray, "init", init)
+    with pytest.raises(JobFailedError) as raised, dispatch._cluster(config()):
+        pass
+    assert str(raised.value).startswith("Ray didn't start: The current node timed out during startup; is this machine overloaded")
+    assert "\n" not in str(raised.value)
+    assert capfd.readouterr().err == "something else\n"

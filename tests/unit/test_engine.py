@@ -324,6 +324,7 @@ def test_settings_out_of_bounds(chosen, message):
         ({"policy": "snapkv", "policy_options": {"kernel_size": 4}}, "kernel_size=4 must be odd"),
         ({"policy": "random", "policy_options": {"seed": -1}}, "seed=-1 must be at least 0"),
         ({"device": "cuda:77"}, "engine.device=cuda:77 can't be used here"),
+        ({"budget_tokens": 2}, "engine.budget_tokens=2 must exceed the "),
         ({"model": "/no/such/folder"}, "engine.model=/no/such/folder: no such folder, and no hub id (OWNER/NAME) either"),
     ],
 )

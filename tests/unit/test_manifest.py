@@ -314,3 +314,47 @@ def test_mlvu_mistakes_exit_with_2(tmp_path: Path, capsys: pytest.CaptureFixture
     arguments = ["mlvu", "--annotations", str(tmp_path), "--videos", "v", "--output", str(tmp_path / "m.jsonl"), "--tasks", "nedle"]
     assert main(arguments) == 2
     assert "tasks=nedle: not among plotQA" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        (
+            "semi.csv",
+            "video_id;uri;question\na;a.mp4;what?\n",
+            r"no column 'uri'; its columns are 'video_id;uri;question'; cells are separated",
+        ),
+        ("names.csv", "name,question\na,what?\n", r"no column 'uri'; its columns are 'name', 'question'$"),
+        ("bare.jsonl", "What is shown?\n", r'each line is an object such as \{"question": "What is shown\?"\}'),
+        (
+            "named.jsonl",
+            '{"uri": "a.mp4", "questions": [{"question": "what?", "answer": "y"}]}',
+            "answer is not a field; did you mean expected",
+        ),
+        (
+            "odd.jsonl",
+            '{"uri": "a.mp4", "questions": [{"question": "what?", "camera": 7}]}',
+            "camera is not a field; the fields are question_id",
+        ),
+    ],
+)
+def test_what_a_stranger_writes_is_met_with_what_is_meant(tmp_path: Path, name: str, content: str, told: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=told):
+        read_manifest(JobConfig(manifest=str(tmp_path / name), output="out"), Storage())
+
+
+def test_a_manifest_given_as_questions_and_folders_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "m.jsonl").write_text('{"uri": "a.mp4", "questions": ["what?"]}')
+    (tmp_path / "q.txt").write_text("What is shown?")
+    (tmp_path / "one.mp4").write_bytes(b"x")
+
+    def job(videos: str, questions: str) -> JobConfig:
+        return JobConfig(videos=str(tmp_path / videos), questions=str(tmp_path / questions), output="out")
+
+    with pytest.raises(ManifestError, match=r"is a manifest, whose rows name videos; give it as --manifest"):
+        read_manifest(job(".", "m.jsonl"), Storage())
+    with pytest.raises(ManifestError, match=r"videos=.*/vids: no such folder; check the spelling"):
+        read_manifest(job("vids", "q.txt"), Storage())
+    (task,) = read_manifest(job("one.mp4", "q.txt"), Storage()).tasks
+    assert (task.video_id, task.uri, task.size_bytes) == ("one.mp4", str(tmp_path / "one.mp4"), 1)

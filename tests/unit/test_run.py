@@ -16,6 +16,7 @@ from pipeline.manifest import Manifest
 from pipeline.results import VideoResult
 from pipeline.run import Run
 from pipeline.storage import Storage
+from pipeline.storage_errors import StorageSetupError
 
 
 @pytest.fixture
@@ -64,6 +65,16 @@ def test_what_a_killed_writer_left_is_removed_after_a_day(config: JobConfig) -> 
         pass
     for folder in (results, caches):
         assert {path.name for path in folder.iterdir()} == {names["young"], names["foreign"]}
+
+
+def test_an_output_that_cannot_be_written_is_told_beforehand(config: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageSetupError, match=r"output=.*/file/out: .*/file is a file; name a folder"):
+        Run(config.model_copy(update={"output": str(tmp_path / "file" / "out")}))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(StorageSetupError, match=r"this user may not write in"):
+        Run(config)
+    assert not Path(config.output).exists()
 
 
 def test_the_summary_reads_no_table_back(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
