@@ -1,6 +1,6 @@
 """Run a benchmark, as published, through the main pipeline: a grid of models, policies, budgets and block sizes, scored and reported.
 
-    python -m jobs.evaluate --benchmark mlvu --annotations MLVU/json --videos MLVU/video --output OUT \
+    python -m jobs.evaluate --benchmark mlvu --annotations MLVU/json --videos MLVU/video --output OUT \\
         --models Qwen/Qwen2.5-VL-7B-Instruct --policies keydiff,snapkv,full --budgets 1024,2048,4096 --block-sizes 784
 
 Takes every setting of `jobs.answer` besides, which holds for all cells. Each cell's folder is the output of `jobs.answer` under the cell's

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 import re
 import reprlib
@@ -36,7 +37,12 @@ _SECRET = re.compile(r"access_?key|secret|password|passwd|credential|session_?to
 
 
 class _Settings(JobConfig, BaseSettings):  # type: ignore[misc]
-    """Watch videos, answer questions about them, write Parquet."""
+    """Watch videos, answer questions about them, write Parquet.
+
+    Example: --config configs/nightly.yaml --manifest tonight.jsonl --output answers/tonight. Exit codes: 0 all questions answered; 1 the job
+    failed; 2 settings, manifest, model or cluster can't work; 3 finished, but some questions have no answer; 130 stopped. After 1 and 130 the
+    same command goes on with what is missing. configs/README.md explains manifests and tables.
+    """
 
     config: str | None = Field(
         None, description="YAML file of settings; the environment (REELKEEP_ENGINE__BUDGET_TOKENS=2048) and the command line win over it."
@@ -147,6 +153,7 @@ def _read_command_line(argv: Sequence[str], prog: str | None) -> dict[str, Any]:
             cli_avoid_json=True,
             cli_use_class_docs_for_groups=True,
         )
+        source.root_parser.description = inspect.getdoc(_Settings)
         source.root_parser.usage = "%(prog)s [--config FILE] [--KEY VALUE ...]"
         return source(args=list(argv))()
     except SettingsError as error:

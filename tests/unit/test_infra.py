@@ -314,3 +314,11 @@ def test_the_dockerfile_passes_its_linter_and_finds_its_files() -> None:
     for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
         for source in sources.split():
             assert (ROOT / source).exists() and source in allowed, source
+
+
+def test_what_a_plain_ray_image_would_install_is_what_the_project_needs() -> None:
+    """The packages are in comments, so nothing else would notice when they fall behind."""
+    listed = (ROOT / "infra" / "runtime_env.yaml").read_text().partition("packages: [")[2].partition("]\n")[0]
+    needed = (ROOT / "pyproject.toml").read_text().partition("\ndependencies = [")[2].partition("\n]")[0]
+    packages = set(re.findall(r'"([^"]+)"', needed))
+    assert set(re.findall(r'"([^"]+)"', listed)) == {package for package in packages if not package.startswith("ray")}
