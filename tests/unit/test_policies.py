@@ -88,10 +88,3 @@ def test_hashed_uniform_is_uniform_and_fixed():
     histogram = torch.histc(draws, 20, 0, 1)
     assert draws.min() >= 0 and draws.max() < 1 and (histogram - 5000).abs().max() < 400
     assert (draws - hashed_uniform(torch.arange(100_000), 3, 1, 1)).abs().mean() > 0.3
-
-
-def test_the_help_names_every_policy():
-    from engine.config import EngineConfig
-
-    text = EngineConfig.model_fields["policy"].description
-    assert sorted(text.removeprefix("Eviction policy: ").removesuffix(".").replace(" or ", ", ").split(", ")) == sorted(policy_names())
