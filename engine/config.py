@@ -42,7 +42,10 @@ class EngineConfig(BaseModel):
         "auto",
         description="Attention kernel: fused (PyTorch's flash or memory-efficient kernels) or eager (plain matrix products). auto picks fused where it runs.",
     )
-    policy: str = Field("keydiff", description="Eviction policy: the name of a file in engine/policies, such as keydiff, coverage, snapkv or full; a wrong name is answered with all of them.")
+    policy: str = Field(
+        "keydiff",
+        description="Eviction policy: the name of a file in engine/policies, such as keydiff, coverage, snapkv or full; a wrong name is answered with all of them.",
+    )
     policy_options: dict[str, float | int | str | bool] = Field({}, description="Keyword options of the policy, e.g. {seed: 1} for random.")
     budget_tokens: int = Field(
         1024, ge=1, description="Entries each layer keeps per KV head after a block, protected prompt prefix included."
