@@ -9,6 +9,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 import torch
 from rich.table import Table
@@ -25,6 +26,8 @@ from pipeline.task import ManifestQuestion, VideoTask
 from pipeline.worker import VideoWorker
 
 CLIP_S = 10
+ASKS = 5
+"""Times that the kept cache is asked, each from the file; the median counts. Watching takes long enough to be timed once."""
 
 
 def main(argv: list[str]) -> int:
@@ -91,7 +94,8 @@ def measure(engine: Engine, config: JobConfig, video: Path, questions: int) -> d
     only_ask = config.model_copy(update={"caches": config.caches.model_copy(update={"missing": "refuse"})})
     store = CacheStore.of(config)
     watched, _ = timed(VideoWorker(config, engine=engine, caches=store), first)
-    asked, ask_s = timed(VideoWorker(only_ask, engine=engine, caches=store), new)
+    asks = [timed(VideoWorker(only_ask, engine=engine, caches=store), new) for _ in range(ASKS)]
+    asked, ask_s = asks[0][0], median(seconds for _, seconds in asks)
     again, watch_s = timed(VideoWorker(config, engine=engine), new)
     for result in (watched, asked, again):
         if result.error:
