@@ -17,7 +17,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,9 +94,25 @@ def _run(own: argparse.Namespace, rest: Sequence[str]) -> int:
         log.warning("left out %s", problem)
     if asked.config.dry_run:
         return _show_plan(asked, cells)
+    if asked.benchmark is not None and asked.benchmark.paper and (why_not := _incomparable(asked, own.tasks)):
+        log.warning("the paper's figures are left out: %s", why_not)
+        asked.benchmark = replace(asked.benchmark, paper=None)
     with sigterm_like_ctrl_c():
         fill(cells)
     return _report(asked, cells)
+
+
+def _incomparable(asked: Evaluation, tasks: Sequence[str]) -> str:
+    """Why the paper's figures mustn't stand beside these; "" when they may."""
+    config = asked.config
+    reasons = {
+        f"--form {asked.form}": asked.form != "published",
+        "--tasks": bool(tasks),
+        "--limit": config.limit is not None,
+        "--only": bool(config.only),
+        f"engine.compress={config.engine.compress}": config.engine.compress != "during",
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds)
 
 
 def _report(asked: Evaluation, cells: list[Any]) -> int:
@@ -144,7 +160,7 @@ def prepare(own: argparse.Namespace, rest: Sequence[str]) -> Evaluation:
     config = load_config(None, rest, prog=PROG, defaults=_defaults(manifest, output, benchmark if own.form == "published" else None))
     videos = own.videos if split_s3(own.videos) else str(local_path(own.videos))
     samples, problems = benchmark.read(Path(own.annotations), videos, own.tasks, own.form)
-    write_manifest(samples, manifest, own.form)
+    write_manifest(samples, manifest, own.form, Storage(config.storage))
     return Evaluation(benchmark, benchmark.title, config, output, own.form, samples, problems)
 
 
@@ -165,7 +181,8 @@ def _show_plan(asked: Evaluation, cells: list[Any]) -> int:
         todo = len(job.pending)
         table.add_row(cell.name, str(todo), str(job.total_videos - todo), str(sum(len(task.questions) for task in job.pending)))
     console.print(table)
-    console.print(plain(f"nothing was done (--dry-run); output would be {asked.output}", 2000), soft_wrap=True)
+    written = "" if asked.benchmark is None else f" besides {asked.config.manifest}"
+    console.print(plain(f"nothing was done{written} (--dry-run); output would be {asked.output}", 2000), soft_wrap=True)
     return ANSWERED
 
 

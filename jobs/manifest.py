@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from engine.errors import ReelkeepError
+from engine.errors import InputError, ReelkeepError
 from jobs.benchmarks import BENCHMARKS, Benchmark, Form, Problem, Sample
 from jobs.terminal import complain
 from pipeline.manifest import tasks_from_rows
@@ -35,18 +35,18 @@ def convert(
         ManifestError: the rows don't make a manifest.
     """
     samples, problems = benchmark.read(annotations, videos, tasks, form)
-    write_manifest(samples, output, form)
+    write_manifest(samples, output, form, Storage())
     return samples, problems
 
 
-def write_manifest(samples: Iterable[Sample], output: str, form: Form) -> None:
+def write_manifest(samples: Iterable[Sample], output: str, form: Form, storage: Storage) -> None:
     """Write samples as a manifest, a row a question.
 
     Raises:
         ManifestError: the rows don't make a manifest.
         StorageError: it can't be written.
     """
-    storage, folder = Storage(), output.rpartition("/")[0] if split_s3(output) else str(local_path(output).parent)
+    folder = output.rpartition("/")[0] if split_s3(output) else str(local_path(output).parent)
     rows = []
     for sample in samples:
         uri = _write_prompt(sample, folder, storage) if sample.parts else None
@@ -57,6 +57,11 @@ def write_manifest(samples: Iterable[Sample], output: str, form: Form) -> None:
 
 def _write_prompt(sample: Sample, folder: str, storage: Storage) -> str:
     """Write what comes before the question, unless it is there already: a new file would look like new content."""
+    distant = next((part.uri for part in sample.parts if not isinstance(part, str) and split_s3(part.uri)), None)
+    if distant or split_s3(folder):
+        raise InputError(
+            f"{distant or folder}: interleaved prompts name files of this machine, so pictures and output can't be in a bucket; use folders"
+        )
     parts = [{"text": part} if isinstance(part, str) else {"image": str(local_path(part.uri))} for part in sample.parts]
     uri = join_uri(folder, "prompts", digest([sample.video_id, parts])[:32] + SUFFIX)
     storage.write_bytes(uri, prompt_document(parts), if_absent=True)

@@ -14,6 +14,7 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from rich.table import Table
 from engine.errors import ConfigError, ReelkeepError
 from engine.footprint import Footprint, read_footprint
 from jobs.terminal import complain, make_console
-from pipeline.capacity import USABLE_SHARE, Archive, Capacity, Clip, Speed, clip_of, hours_of_video, plan
+from pipeline.capacity import QUERY_AWARE, USABLE_SHARE, Archive, Capacity, Clip, Speed, clip_of, hours_of_video, plan
 from pipeline.config import JobConfig, load_config
 from pipeline.task import VideoTask
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, rest = _parser().parse_known_args(sys.argv[1:] if argv is None else argv)
     try:
         config = _settings(own, rest)
-        model = read_footprint(config.engine.model)
+        model = read_footprint(_model_folder(config))
         capacity = plan(
             config,
             model,
@@ -99,7 +100,7 @@ def archive_of_manifest(config: JobConfig, model: Footprint, *, video_minutes: f
     lengths = {task.video_id: _told_length(task) for task in tasks}
     untold = [task for task in tasks if lengths[task.video_id] is None]
     clips = [clip_of(config, model, seconds, frame_px) for seconds in lengths.values() if seconds is not None]
-    clips += _clips_by_header([task for task in untold if split_s3(task.uri) is None], config, model, frame_px, notes)
+    clips += _clips_by_header([task for task in untold if split_s3(task.uri) is None], config, model, notes)
     unknown = sum(split_s3(task.uri) is not None for task in untold)
     if unknown:
         if video_minutes is None and not clips:
@@ -112,6 +113,16 @@ def archive_of_manifest(config: JobConfig, model: Footprint, *, video_minutes: f
     if not clips:
         raise ConfigError("none of the manifest's videos can be read, so there is nothing to plan")
     return Archive(tuple(clips), max(len(task.questions) for task in tasks), tuple(notes))
+
+
+def _model_folder(config: JobConfig) -> str:
+    """Where the model's configuration is: of one in a bucket it is fetched, without the weights."""
+    if not config.engine.model.startswith("s3://"):
+        return config.engine.model
+    from pipeline.storage import Storage
+    from pipeline.weights import checkpoint_folder
+
+    return str(checkpoint_folder(config.engine, Storage(config.storage), weights=False))
 
 
 def _told_length(task: VideoTask) -> float | None:
@@ -128,9 +139,7 @@ def _told_length(task: VideoTask) -> float | None:
     return None
 
 
-def _clips_by_header(
-    tasks: list[VideoTask], config: JobConfig, model: Footprint, frame_px: tuple[int, int], notes: list[str]
-) -> list[Clip]:
+def _clips_by_header(tasks: list[VideoTask], config: JobConfig, model: Footprint, notes: list[str]) -> list[Clip]:
     """Lengths and tokens of files on this machine, as a dry run tells them; what can't be read is noted and left out."""
     if not tasks:
         return []
@@ -143,13 +152,11 @@ def _clips_by_header(
     problems = [plan.problem for plan in plans if plan.problem]
     if problems:
         notes.append(f"{len(problems)} videos can't be read and are left out, the first because {problems[0]}")
-    clips = []
-    for found in plans:
-        if not found.problem and found.tokens:
-            seconds = found.duration_s or 0.0
-            guessed = clip_of(config, model, seconds, frame_px)
-            clips.append(Clip(seconds, round(found.tokens / (guessed.tokens / guessed.group_tokens)), found.tokens))
-    return clips
+    return [
+        Clip(found.duration_s or 0.0, round(found.tokens / found.groups), found.tokens)
+        for found in plans
+        if not found.problem and found.tokens and found.groups
+    ]
 
 
 def _speed(own: argparse.Namespace, config: JobConfig) -> Speed | None:
@@ -158,7 +165,8 @@ def _speed(own: argparse.Namespace, config: JobConfig) -> Speed | None:
     from jobs.report_page.facts import read_run
     from pipeline.storage import Storage
 
-    facts = read_run(own.measured, Storage(config.storage), 0)
+    facts = read_run(own.measured, Storage(config.storage), sys.maxsize)
+    questions = Counter(answer["video_id"] for answer in facts.answers)
     watched = [video for video in facts.videos if video["error"] is None and video["visual_tokens"]]
     seconds = sum(video["total_s"] for video in watched)
     if not seconds:
@@ -169,7 +177,9 @@ def _speed(own: argparse.Namespace, config: JobConfig) -> Speed | None:
     where = "" if any(video["device_peak_bytes"] for video in watched) else ", measured on CPU"
     where += f", with {', '.join(sorted(others))}" if others else ""
     source = f"{len(watched)} videos of {own.measured}, answering included, {engines} engine{'s' * (engines > 1)} a GPU{where}"
-    return Speed(engines * sum(video["visual_tokens"] for video in watched) / seconds, source)
+    # A query-aware policy has read a video once a question, which the table's tokens don't count.
+    tokens = sum(video["visual_tokens"] * (questions[video["video_id"]] if video["policy"] in QUERY_AWARE else 1) for video in watched)
+    return Speed(engines * tokens / seconds, source)
 
 
 def as_json(config: JobConfig, own: argparse.Namespace, capacity: Capacity) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -26,6 +27,7 @@ from jobs.studying import tables
 from jobs.studying.cells import grid
 from jobs.studying.trial import Laboratory, Watched
 from jobs.terminal import complain, make_console
+from pipeline.results import digest
 from pipeline.synthetic.dataset import SyntheticVideo, plan_videos
 from pipeline.synthetic.questions import KINDS
 from pipeline.synthetic.script import EVENTS
@@ -69,7 +71,7 @@ def _study(arguments: argparse.Namespace) -> int:
     videos, visual_tokens, started_s = list(_videos(arguments)), 0, time.monotonic()
     with notebook.open("a") as notes, tempfile.TemporaryDirectory() as scratch:
         for number, video in enumerate(videos, 1):
-            missing = [cell for cell in cells if (cell.name, video.video_id) not in done]
+            missing = [cell for cell in cells if (cell.name, video.video_id, _asked(video)) not in done]
             if not missing and visual_tokens:
                 continue
             path = video.write(Path(scratch))
@@ -77,13 +79,13 @@ def _study(arguments: argparse.Namespace) -> int:
             path.unlink()
             visual_tokens = len(watched.groups) * laboratory.adapter.geometry.group_tokens(*watched.groups[0].frames.shape[-2:])
             for cell in missing:
-                rows = [row | {"model": model} for row in laboratory.try_cell(cell, watched, video)]
-                done[cell.name, video.video_id] = rows
+                rows = [row | {"model": model, "asked": _asked(video)} for row in laboratory.try_cell(cell, watched, video)]
+                done[cell.name, video.video_id, _asked(video)] = rows
                 notes.write(json.dumps(rows) + "\n")
                 notes.flush()
             left_s = (time.monotonic() - started_s) / number * (len(videos) - number)
             print(f"video {number} of {len(videos)}, {left_s:.0f} s left", file=sys.stderr)
-    answers = [row for cell in cells for video in videos for row in done[cell.name, video.video_id]]
+    answers = [row for cell in cells for video in videos for row in done[cell.name, video.video_id, _asked(video)]]
     rows = tables.summary(cells, answers, visual_tokens)
     _show(rows, answers, folder, f"{arguments.set} set, {arguments.groups} groups, {visual_tokens} visual tokens, seed {arguments.seed}")
     if arguments.json:
@@ -110,23 +112,28 @@ def _videos(arguments: argparse.Namespace) -> Iterator[SyntheticVideo]:
         yield video
 
 
-def _read(notebook: Path, model: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """What earlier starts have found, by (cell, video_id).
+def _asked(video: SyntheticVideo) -> str:
+    """Which questions a video gets: other kinds or numbers of them are another study of it."""
+    return digest([[question_id, q.text, q.answer, list(q.options)] for question_id, q in video.questions])[:16]
+
+
+def _read(notebook: Path, model: str) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+    """What earlier starts have found, by cell, video and its questions.
 
     Raises:
         ConfigError: another model's answers are there.
     """
-    done: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    done: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     if not notebook.exists():
         return done
     text = notebook.read_text()
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
-        notebook.write_text(whole)  # a line that was cut short when the last start was killed
+        os.truncate(notebook, len(whole.encode()))  # a line that was cut short when the last start was killed
     for line in whole.splitlines():
         try:
             rows = json.loads(line)
-            models, key = {row["model"] for row in rows}, (rows[0]["cell"], rows[0]["video_id"])
+            models, key = {row["model"] for row in rows}, (rows[0]["cell"], rows[0]["video_id"], rows[0]["asked"])
         except (ValueError, KeyError, TypeError, IndexError):
             raise ConfigError(f"{notebook}: holds a line that no study wrote ({line[:80]!r}); name another folder") from None
         if models != {model}:

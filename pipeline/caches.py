@@ -250,10 +250,12 @@ class CacheStore:
         """
         now_s = time.time() if now_s is None else now_s
         newest_first = sorted(self.entries(), key=lambda entry: (-entry.modified_s, entry.cache_id))
+        most_bytes = math.inf if self.max_bytes is None else self.max_bytes
         total_bytes, removed = 0, []
         for entry in newest_first:
-            total_bytes += entry.size_bytes
-            if self._too_old(entry, now_s) or (self.max_bytes is not None and total_bytes > self.max_bytes):
+            fits_alone = entry.size_bytes <= most_bytes
+            total_bytes += entry.size_bytes if fits_alone else 0  # one that never fits costs no other its place
+            if self._too_old(entry, now_s) or not fits_alone or total_bytes > most_bytes:
                 self.remove(entry.cache_id)
                 removed.append(entry.cache_id)
         self._unlisted_bytes = 0.0

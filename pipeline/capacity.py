@@ -125,7 +125,7 @@ class Capacity:
         gpu_hours, wall_hours, cost: None where no speed, or no price, is known. Reading counts, starting and answering don't.
         cache_bytes: of the largest compressed cache, as it is stored; 0 where the policy keeps none.
         storage_bytes: of the caches of all videos.
-        longest_s: longest video before the model's rotary positions end.
+        longest_s: longest video before the model's rotary positions end; None when they don't.
         notes: everything a reader should know, in words.
     """
 
@@ -142,7 +142,7 @@ class Capacity:
     cost: float | None
     cache_bytes: int
     storage_bytes: int
-    longest_s: float
+    longest_s: float | None
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -240,6 +240,9 @@ def plan(
     keeps = config.engine.policy not in QUERY_AWARE and config.caches.retain == "all"
     caches = [_stored_bytes(config, model, clip.tokens) * keeps for clip in archive.clips]
     seconds_per_group = model.geometry.frames_per_group / config.decode.fps
+    # A fixed number of frames whose tokens take a position each fits a video of any length, or none.
+    limit = config.engine.position_limit or model.max_positions
+    few_frames = config.decode.sampling == "frames" and model.positions_per_s is None and archive.longest.tokens <= limit
     capacity = Capacity(
         archive=archive,
         memory=memory,
@@ -254,7 +257,7 @@ def plan(
         cost=gpu_hours * price_per_hour if gpu_hours is not None and price_per_hour is not None else None,
         cache_bytes=max(caches),
         storage_bytes=sum(size * clip.count for size, clip in zip(caches, archive.clips, strict=True)),
-        longest_s=model.longest_s(seconds_per_group, config.engine.position_limit),
+        longest_s=None if few_frames else model.longest_s(seconds_per_group, config.engine.position_limit),
     )
     return replace(capacity, notes=(*archive.notes, *_notes(config, capacity, group, speed)))
 
@@ -287,7 +290,7 @@ def _notes(config: JobConfig, capacity: Capacity, group: int, speed: Speed | Non
         remedy = f"lower engine.block_tokens to {largest}" if largest else "a larger GPU, decode.max_frame_px or a smaller model"
         yield f"an engine needs {memory.total / 1e9:.1f} GB of the {capacity.gpu_bytes * USABLE_SHARE / 1e9:.1f} GB to be used: {remedy}"
     longest_s = max(clip.seconds for clip in archive.clips)
-    if longest_s > capacity.longest_s:
+    if capacity.longest_s is not None and longest_s > capacity.longest_s:
         yield (
             f"videos of up to {longest_s / 3600:.2f} h are longer than the model's positions reach ({capacity.longest_s / 3600:.2f} h): they would "
             "be refused; cut them, or lower decode.fps where each token takes a position"

@@ -384,7 +384,9 @@ def _cluster(config: JobConfig) -> Iterator[None]:
         address = "" if local else f" at RAY_ADDRESS={os.environ['RAY_ADDRESS']}"
         told = (str(error).splitlines() or [type(error).__name__])[0]
         remedy = "is this machine overloaded, or its memory or /tmp full?" if local else "is that cluster up, and of this Ray's version?"
-        raise JobFailedError(f"Ray didn't start{address}: {told.rstrip('.')}; {remedy} Nothing is lost, run the same command again") from error
+        raise JobFailedError(
+            f"Ray didn't start{address}: {told.rstrip('.')}; {remedy} Nothing is lost, run the same command again"
+        ) from error
     try:
         yield
     finally:

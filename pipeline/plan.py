@@ -27,13 +27,14 @@ class VideoPlan:
     """One video before it is watched.
 
     Attributes:
-        duration_s, tokens: what the header promises; None where the file has to be downloaded to tell.
+        duration_s, tokens, groups: what the header promises; None where the file has to be downloaded to tell.
         problem: why it can't be watched, already known now; "" when nothing is.
     """
 
     video_id: str
     duration_s: float | None = None
     tokens: int | None = None
+    groups: int | None = None
     problem: str = ""
 
 
@@ -46,7 +47,7 @@ def plan_video(task: VideoTask, geometry: FrameGeometry, config: JobConfig) -> V
             yield VideoPlan(task.video_id)
             return
         source = open_media(local_path(task.uri), geometry, config.decode)
-        yield VideoPlan(task.video_id, source.probe.duration_s, source.predicted_tokens())
+        yield VideoPlan(task.video_id, source.probe.duration_s, source.predicted_tokens(), source.predicted_groups())
 
     def stalled() -> InputError:
         return InputError(f"{task.uri}: opening it took more than decode.stall_timeout_s={timeout_s:g} without a sign of life")

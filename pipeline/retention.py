@@ -163,9 +163,12 @@ class _Part:
         self.was_last = False
 
     def __iter__(self) -> Iterator[VideoBlock | TextPart]:
-        started = time.monotonic()
-        for count, block in enumerate(self.blocks, 1):
-            yield block  # whoever asks for the next one has read this one
+        started, count = time.monotonic(), 0
+        for item in self.blocks:
+            yield item  # whoever asks for the next one has read this one
+            if isinstance(item, TextPart):
+                continue  # reading goes on behind blocks only
+            count += 1
             if count == self.most_blocks or (self.most_s is not None and time.monotonic() - started >= self.most_s):
                 return
         self.was_last = True

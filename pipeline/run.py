@@ -117,8 +117,9 @@ class Run:
         """
         with self.lease:
             tell_problems(self.manifest)
-            for place in (self.config.output, CacheStore.of(self.config, self.storage).uri):
-                self.storage.remove_unfinished(place, UNFINISHED_FOR_S)
+            self.storage.remove_unfinished(self.config.output, UNFINISHED_FOR_S)
+            if self.config.caches.uri:
+                self.storage.remove_unfinished(self.config.caches.uri, UNFINISHED_FOR_S)
             self.store.start()
             self.store.note_settings(self.config)
             self.pending = self._pending()

@@ -143,7 +143,9 @@ class JobConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     manifest: str | None = Field(None, description="What to watch and ask: a Parquet, JSON Lines or CSV file, local or s3://.")
-    videos: str | None = Field(None, description="Instead of a manifest: a folder or s3:// prefix whose videos all get the same questions, or one video.")
+    videos: str | None = Field(
+        None, description="Instead of a manifest: a folder or s3:// prefix whose videos all get the same questions, or one video."
+    )
     questions: str | None = Field(
         None, description="Questions for every file under `videos`: JSON, JSON Lines, CSV, Parquet, or text with one question a line."
     )

@@ -62,12 +62,22 @@ def checkpoint_folder(engine: EngineConfig, storage: Storage, *, weights: bool =
         StorageError: it can't be read, or what arrives isn't what was sent.
     """
     model, revision = engine.model, engine.revision
-    folder = Path(storage.config.models_dir or Path(tempfile.gettempdir()) / f"reelkeep-models-{os.getuid()}")
+    folder = Path(storage.config.models_dir) if storage.config.models_dir else _private_folder()
     if split_s3(model) is not None:
         return _from_bucket(model, storage, revision, folder, weights)
     if model == "bundled" or Path(model).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         return None
     return _from_hub(model, revision, folder, weights)
+
+
+def _private_folder() -> Path:
+    """Where this user's checkpoints are kept when nobody names a folder: nobody else may lay down weights there."""
+    folder = Path(tempfile.gettempdir()) / f"reelkeep-models-{os.getuid()}"
+    with translated(str(folder)):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
+        raise StorageError(f"{folder} belongs to another user or leads elsewhere; name a folder of your own in storage.models_dir")
+    return folder
 
 
 def _from_bucket(model: str, storage: Storage, revision: str | None, folder: Path, weights: bool) -> Path:

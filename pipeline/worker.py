@@ -120,7 +120,6 @@ class VideoWorker:
         Raises:
             WorkerLost: this process must end; another one goes on with the same task.
         """
-        self.load.enter("busy")
         try:
             return self._until_done(task)
         finally:
@@ -130,6 +129,7 @@ class VideoWorker:
         name = fingerprint(self.config, task)
         result = None
         while result is None:
+            self.load.enter("busy")
             attempt, last_error = self.attempts.begin(name)
             if attempt > self.config.pool.max_attempts:
                 result = _given_up(task, name, attempt - 1, last_error)

@@ -233,8 +233,29 @@ def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
     yield from ((f"{file.name} row {index}", row) for index, row in enumerate(rows))
 
 
+def chosen(
+    read: Iterable[Sample | Problem], tasks: Sequence[str], task_of: Callable[[Sample], str] = lambda sample: sample.task
+) -> Iterator[Sample | Problem]:
+    """The samples of some tasks, all when none is named, and every problem: whose task a broken row was can't be told.
+
+    Raises:
+        InputError: a task that no sample has.
+    """
+    found: set[str] = set()
+    for sample in read:
+        if isinstance(sample, Sample):
+            found.add(task_of(sample))
+            if tasks and task_of(sample) not in tasks:
+                continue
+        yield sample
+    if unknown := set(tasks) - found:
+        raise InputError(f"tasks={min(unknown)}: not among {', '.join(sorted(found))}")
+
+
 def misfit(entry: Any, **kinds: type | tuple[type, ...]) -> str:
     """What keeps an entry from having these fields of these types; "" when it has them. Further fields are no harm."""
+    if isinstance(entry, Problem):
+        return entry.reason
     if not isinstance(entry, dict):
         return f"must be an object with {', '.join(kinds)}"
     for name, kind in kinds.items():

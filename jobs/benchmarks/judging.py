@@ -40,12 +40,12 @@ def by_first_letter(sample: Sample, text: str) -> Score:
 
 
 def by_best_option(sample: Sample, text: str) -> Score:
-    """MLVU's rule: the letter before the first bracket that closes, as an answer goes on behind "Best option: ("; else the first letter.
+    """MLVU's rule: the letter right before the first bracket that closes, as an answer goes on behind "Best option: ("; else the first letter.
 
     Source: `check_ans` of MLVU's choice_bench.py; LMMs-Eval's mlvu task for answers that are no such continuation.
     """
     letters = LETTERS[: max(4, len(sample.options))]
-    said = text.split(")")[0].strip().lstrip("(").strip() if ")" in text else text.strip()
+    said = text.partition(")")[0][-1:] if ")" in text else text.strip()
     if len(said) != 1 or said not in letters:
         said = first_letter(text, letters)
     return Score(float(said == sample.letter), bool(said))

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.errors import InputError
-from jobs.benchmarks.base import Benchmark, Problem, Sample, annotation_files, entries, lettered, misfit, texts
+from jobs.benchmarks.base import Benchmark, Problem, Sample, annotation_files, chosen, entries, lettered, misfit, texts
 from jobs.benchmarks.judging import by_first_letter
 from pipeline.storage import join_uri
 
@@ -19,17 +18,8 @@ LENGTHS = {15: "8 to 15 s", 60: "15 to 60 s", 600: "3 to 10 min", 3600: "15 to 6
 
 
 def _load(annotations: Path, videos: str, tasks: Sequence[str]) -> Iterator[Sample | Problem]:
-    found: set[str] = set()
-    for file in annotation_files(annotations, "lvb_val.json", "*.json"):
-        for where, entry in entries(file):
-            sample = _sample(where, entry, videos)
-            if isinstance(sample, Sample):
-                found.add(sample.task)
-                if tasks and sample.task not in tasks:
-                    continue
-            yield sample
-    if unknown := set(tasks) - found:
-        raise InputError(f"tasks={min(unknown)}: not among {', '.join(sorted(found))}")
+    files = annotation_files(annotations, "lvb_val.json", "*.json")
+    return chosen((_sample(where, entry, videos) for file in files for where, entry in entries(file)), tasks)
 
 
 def _sample(where: str, entry: Any, videos: str) -> Sample | Problem:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import InputError
-from jobs.benchmarks.base import Benchmark, Picture, Problem, Sample, annotation_files, entries, misfit, texts
+from jobs.benchmarks.base import Benchmark, Picture, Problem, Sample, annotation_files, chosen, entries, misfit, texts
 from jobs.benchmarks.judging import by_word
 from pipeline.storage import join_uri
 
@@ -23,18 +23,14 @@ _PLACE = re.compile(r"\{(?:image|table)#(\d+)\}")
 
 
 def _load(annotations: Path, videos: str, tasks: Sequence[str]) -> Iterator[Sample | Problem]:
-    levels: set[str] = set()
+    return chosen(_read(annotations, videos), tasks, lambda sample: sample.length)
+
+
+def _read(annotations: Path, videos: str) -> Iterator[Sample | Problem]:
     for file in annotation_files(annotations, f"{NAME}.json", f"{NAME}/{NAME}.json"):
         instructions = _instructions(file)
         for where, entry in entries(file, "data"):
-            sample = _sample(where, entry, videos, instructions)
-            if isinstance(sample, Sample):
-                levels.add(sample.length)
-                if tasks and sample.length not in tasks:
-                    continue
-            yield sample
-    if unknown := set(tasks) - levels:
-        raise InputError(f"tasks={min(unknown)}: not among {', '.join(sorted(levels))}")
+            yield _sample(where, entry, videos, instructions)
 
 
 def _instructions(file: Path) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import InputError
-from jobs.benchmarks.base import Benchmark, Problem, Sample, annotation_files, entries, length_group, lettered, misfit, texts
+from jobs.benchmarks.base import Benchmark, Problem, Sample, annotation_files, chosen, entries, length_group, lettered, misfit, texts
 from jobs.benchmarks.judging import by_best_option
 from pipeline.storage import join_uri
 
@@ -39,18 +39,14 @@ def _task_names(file: Path) -> tuple[str, str]:
 
 
 def _test(annotations: Path, videos: str, tasks: Sequence[str]) -> Iterator[Sample | Problem]:
-    files = annotation_files(annotations, "test_mcq_gt.json", "test-ground-truth/test_mcq_gt.json", "*.json")
-    found: set[str] = set()
-    for file in files:
+    return chosen(_read_test(annotations, videos), tasks)
+
+
+def _read_test(annotations: Path, videos: str) -> Iterator[Sample | Problem]:
+    for file in annotation_files(annotations, "test_mcq_gt.json", "test-ground-truth/test_mcq_gt.json", "*.json"):
         for where, entry in entries(file):
             problem = misfit(entry, question_id=(str, int))
-            sample = Problem(where, problem) if problem else _sample(where, entry, "", videos, str(entry["question_id"]))
-            if isinstance(sample, Sample):
-                found.add(sample.task)
-            if not tasks or (isinstance(sample, Sample) and sample.task in tasks):
-                yield sample
-    if unknown := set(tasks) - found:
-        raise InputError(f"tasks={min(unknown)}: not among {', '.join(sorted(found))}")
+            yield Problem(where, problem) if problem else _sample(where, entry, "", videos, str(entry["question_id"]))
 
 
 def _sample(where: str, entry: Any, prefix: str, folder: str, question_id: str) -> Sample | Problem:

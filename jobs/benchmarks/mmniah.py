@@ -31,7 +31,7 @@ def _load(annotations: Path, videos: str, tasks: Sequence[str]) -> Iterator[Samp
         if tasks and file.stem not in tasks:
             continue
         for where, entry in entries(file):
-            yield entry if isinstance(entry, Problem) else _sample(where, entry, videos, file.stem)
+            yield _sample(where, entry, videos, file.stem)
 
 
 def _sample(where: str, entry: Any, videos: str, task: str) -> Sample | Problem:

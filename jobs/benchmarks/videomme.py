@@ -11,8 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.errors import InputError
-from jobs.benchmarks.base import LETTERS, Benchmark, Problem, Sample, annotation_files, entries, lettered, misfit, texts, without_letter
+from jobs.benchmarks.base import (
+    LETTERS,
+    Benchmark,
+    Problem,
+    Sample,
+    annotation_files,
+    chosen,
+    entries,
+    lettered,
+    misfit,
+    texts,
+    without_letter,
+)
 from jobs.benchmarks.judging import by_first_letter
 from pipeline.storage import join_uri, local_path, split_s3
 
@@ -26,17 +37,11 @@ _SUFFIXES = (".mp4", ".MP4", ".mkv")
 
 def _load(annotations: Path, videos: str, tasks: Sequence[str], only: str | None = None) -> Iterator[Sample | Problem]:
     """Rows of a question each (Parquet, JSON, JSON Lines), or of a video with its `questions` (the JSON of the evaluation scripts)."""
-    found: set[str] = set()
-    for file in annotation_files(annotations, "*.parquet", "videomme/*.parquet", "*.json", "*.jsonl"):
-        for where, entry in entries(file):
-            for sample in _samples(where, entry, videos):
-                if isinstance(sample, Sample):
-                    found.add(sample.task)
-                    if (only and sample.columns["duration"] != only) or (tasks and sample.task not in tasks):
-                        continue
-                yield sample
-    if unknown := set(tasks) - found:
-        raise InputError(f"tasks={min(unknown)}: not among {', '.join(sorted(found))}")
+    files = annotation_files(annotations, "*.parquet", "videomme/*.parquet", "*.json", "*.jsonl")
+    read = (sample for file in files for where, entry in entries(file) for sample in _samples(where, entry, videos))
+    for sample in chosen(read, tasks):
+        if not only or isinstance(sample, Problem) or sample.columns["duration"] == only:
+            yield sample
 
 
 def _samples(where: str, entry: Any, videos: str) -> Iterator[Sample | Problem]:

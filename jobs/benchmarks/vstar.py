@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.errors import InputError
-from jobs.benchmarks.base import LETTERS, Benchmark, Problem, Sample, annotation_files, entries, misfit
+from jobs.benchmarks.base import LETTERS, Benchmark, Problem, Sample, annotation_files, chosen, entries, misfit
 from jobs.benchmarks.judging import by_standing_letter
 from pipeline.storage import join_uri
 
@@ -20,17 +19,8 @@ _OPTION = re.compile(r"^\(([A-Z])\)[ \t]*(.+?)[ \t]*$", re.MULTILINE)
 
 
 def _load(annotations: Path, videos: str, tasks: Sequence[str]) -> Iterator[Sample | Problem]:
-    found: set[str] = set()
-    for file in annotation_files(annotations, "test_questions.jsonl", "*.jsonl"):
-        for where, entry in entries(file):
-            sample = entry if isinstance(entry, Problem) else _sample(where, entry, videos)
-            if isinstance(sample, Sample):
-                found.add(sample.task)
-                if tasks and sample.task not in tasks:
-                    continue
-            yield sample
-    if unknown := set(tasks) - found:
-        raise InputError(f"tasks={min(unknown)}: not among {', '.join(sorted(found))}")
+    files = annotation_files(annotations, "test_questions.jsonl", "*.jsonl")
+    return chosen((_sample(where, entry, videos) for file in files for where, entry in entries(file)), tasks)
 
 
 def _sample(where: str, entry: Any, videos: str) -> Sample | Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import re
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import ConfigError
+from engine.errors import ConfigError, OutOfMemoryError
 from engine.models import ModelAdapter, load_adapter
 from engine.models.base import Encoded
 from engine.policies import make_policy
@@ -76,7 +77,7 @@ def grid(
         made = make_policy(policy, options)
         evicts = made.evicts
         chosen = {"model": model, "policy": policy, "policy_options": options, "block_tokens": block}
-        chosen["budget_tokens"] = budget if evicts else max(budgets)
+        chosen["budget_tokens"] = budget if evicts else config.engine.budget_tokens  # means nothing then, and mustn't change with the list
         try:
             engine = EngineConfig(**(config.engine.model_dump() | chosen))
         except ValidationError as error:
@@ -158,7 +159,7 @@ def fill(cells: Sequence[Cell]) -> list[RunSummary]:
     """Do what is missing of every cell: a model at a time, a video at a time, all of its cells in lock-step.
 
     Raises:
-        ConfigError, InputError: settings, manifest or model can't work; no video was begun.
+        ConfigError, InputError: settings, manifest or a model can't work; the tables of the models before it were made.
         JobFailedError: the process can't go on; run it again to go on with what is missing.
         StoppedError: Ctrl-C; tables of what is done were made.
     """
@@ -167,20 +168,25 @@ def fill(cells: Sequence[Cell]) -> list[RunSummary]:
     with ExitStack() as held:
         for _, job in jobs:
             held.enter_context(job.held())
+        summaries: dict[str, RunSummary] = {}
         try:
             for model in dict.fromkeys(cell.engine.model for cell in cells):
-                _fill_model(model, [(cell, job) for cell, job in jobs if cell.engine.model == model])
+                of_model = [(cell, job) for cell, job in jobs if cell.engine.model == model]
+                _fill_model(model, of_model)
+                _free_memory()
+                summaries |= {cell.name: job.finish() for cell, job in of_model}
         except KeyboardInterrupt:
             if lost := [cell.name for cell, job in jobs if job.lease.lost]:
                 raise JobFailedError(f"{', '.join(lost)}: taken over by another job; what is done is kept") from None
             done = sum(len(job.done()) for _, job in jobs)
-            for _, job in jobs:
-                job.finish(complete=False)
+            for cell, job in jobs:
+                if cell.name not in summaries:
+                    job.finish(complete=False)
             raise StoppedError(
                 f"stopped: {done} of {sum(job.total_videos for _, job in jobs)} videos are done, all cells together; "
                 "run the same command again to do the rest"
             ) from None
-        return [job.finish() for _, job in jobs]
+        return [summaries[cell.name] for cell, _ in jobs]
 
 
 def _fill_model(model: str, jobs: list[tuple[Cell, Run]]) -> None:
@@ -210,14 +216,40 @@ def _watch(task: VideoTask, workers: list[CellWorker], together: ReadTogether, g
 
         return watch
 
-    for worker in workers:
-        worker.seat = Seat(work(worker), worker.cell.name)
-    seats = [worker.seat for worker in workers if worker.seat is not None]
-    together.watch(task, geometry, config, seats)
-    for worker, error in _failures(workers):
-        if isinstance(error, WorkerLost):
-            raise JobFailedError(f"{worker.cell.name}: {error}; what is done is kept, run the same command again to go on") from error
-        raise error
+    while workers:
+        for worker in workers:
+            worker.seat = Seat(work(worker), worker.cell.name)
+        seats = [worker.seat for worker in workers if worker.seat is not None]
+        together.watch(task, geometry, config, seats)
+        again = []
+        for worker, error in _failures(workers):
+            if not isinstance(error, WorkerLost):
+                raise error
+            if not _out_of_memory(error):
+                raise JobFailedError(f"{worker.cell.name}: {error}; what is done is kept, run the same command again to go on") from error
+            again.append(worker)
+        for worker in again:
+            worker.seat = None  # its error keeps every tensor of the failed pass alive
+        workers = again
+        del seats
+        if again:
+            error = None  # type: ignore[assignment]
+            _free_memory()
+
+
+def _out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error came from memory that ran out, which the next try begins with again; a lost GPU never comes back."""
+    while error is not None:
+        if isinstance(error, OutOfMemoryError | MemoryError | torch.OutOfMemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _free_memory() -> None:
+    gc.collect()  # engines and their seats hold each other
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _failures(workers: list[CellWorker]) -> Iterator[tuple[CellWorker, BaseException]]:

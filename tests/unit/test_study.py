@@ -45,6 +45,12 @@ def test_cells_are_asked_the_same_and_a_second_start_only_adds(tmp_path: Path, c
     assert sorted(notebook.read_text().splitlines()) == sorted("".join(lines).splitlines()), "only what was missing was done"
 
 
+def test_other_questions_about_the_same_videos_are_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run(tmp_path, capsys, "--policies", "full", "--kinds", "colour")
+    second = run(tmp_path, capsys, "--policies", "full", "--kinds", "digit", "--options", "always")
+    assert set(first[0]["kinds"]) == {"colour"} and set(second[0]["kinds"]) == {"digit"}
+
+
 def test_when_and_where_blocks_end_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--policies", "keydiff", "--compress", "during,after", "--alignments", "group,none", "--questions", "6"]
     rows = run(tmp_path, capsys, *options)
@@ -77,7 +83,7 @@ def test_a_notebook_that_is_something_else_is_refused(tmp_path: Path, capsys: py
 
 
 def test_another_models_answers_are_not_mixed_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "answers.jsonl").write_text(json.dumps([{"cell": "x", "video_id": "v", "model": "another@0"}]) + "\n")
+    (tmp_path / "answers.jsonl").write_text(json.dumps([{"cell": "x", "video_id": "v", "asked": "q", "model": "another@0"}]) + "\n")
     assert study.main(["--output", str(tmp_path), *SMALL, *POLICIES]) == 2
     assert "holds answers of another@0" in capsys.readouterr().err
 
