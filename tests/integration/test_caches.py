@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from engine.engine import Engine
 from engine.errors import CacheMismatchError
@@ -20,6 +21,7 @@ from pipeline.results import VideoResult
 from pipeline.storage import Storage
 from pipeline.stream import Message, StageError, read_video
 from pipeline.task import ManifestQuestion, VideoTask
+from pipeline.video.prompt import prompt_document
 from pipeline.worker import VideoWorker
 from tests.support.s3 import S3Server
 from tests.support.videos import make_video
@@ -337,3 +339,31 @@ def test_a_folder_that_holds_no_caches_is_told(tmp_path: Path, capsys: pytest.Ca
     assert "nope: no such folder" in capsys.readouterr().err
     assert caches_job.main(["ls", str(tmp_path)]) == 2
     assert f"its caches are in {tmp_path}/caches" in capsys.readouterr().err
+
+
+def test_an_interleaved_prompt_is_stored_behind_its_pictures_only(model: str, engine: Engine, tmp_path: Path) -> None:
+    pictures = []
+    for number in range(3):
+        Image.new("RGB", (112, 84), (80 * number, 40, 200)).save(tmp_path / f"{number}.png")
+        pictures += [{"text": f"Picture {number}."}, {"image": f"{number}.png"}]
+    (tmp_path / "many.prompt").write_bytes(prompt_document([*pictures, {"text": "The end."}]))
+    task = task_of(tmp_path / "many.prompt")
+    whole = VideoWorker(configured(model, tmp_path / "plain"), engine=engine).watch(task)
+    config = configured(model, tmp_path / "out", {"checkpoint_every_blocks": 1})
+    attempts = []
+
+    class Interrupted(CacheStore):
+        def save(self, *arguments: Any, partial: bool = False, **more: Any) -> str:
+            saved = super().save(*arguments, partial=partial, **more)
+            attempts.append(partial)
+            if len(attempts) == 2:
+                raise KeyboardInterrupt
+            return saved
+
+    store = Interrupted(CacheStore.of(config).uri, Storage())
+    with pytest.raises(KeyboardInterrupt):
+        watching(config, engine, store).watch(task)
+    resumed = watching(config, engine, store).watch(task)
+    assert whole.error is None and said(resumed) == said(whole)
+    assert any("resumed behind" in warning for warning in resumed.warnings)
+    assert resumed.memory["total_tokens"] == whole.memory["total_tokens"]

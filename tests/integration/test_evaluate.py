@@ -15,6 +15,8 @@ import pytest
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
+from engine import Engine
+from engine.errors import OutOfMemoryError
 from jobs import answer, evaluate, generate
 from jobs.evaluation import grid, reading
 from pipeline.stream import read_video
@@ -136,6 +138,30 @@ def test_stopped_and_started_again_nothing_is_lost_or_done_twice(manifest: Path,
     monkeypatch.setattr(grid, "_watch", rest)
     assert run(manifest, tmp_path, *few) == answer.UNANSWERED
     assert len(seen) == len(set(seen)) == 3
+
+
+def test_a_cell_out_of_memory_is_given_up_and_costs_no_other_its_answers(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, tries = Engine.prefill, Counter[str]()
+
+    def too_large(self: Engine, stream: Any, **options: Any) -> Any:
+        if self.config.policy == "full" and self.config.block_tokens == 16:
+            tries[self.config.policy] += 1
+            next(iter(stream))
+            raise OutOfMemoryError("out of memory even with blocks of one group")
+        return prefill(self, stream, **options)
+
+    monkeypatch.setattr(Engine, "prefill", too_large)
+    few = ["--policies", "keydiff,full", "--budgets", "64", "--pool.max-attempts", "2"]
+    assert run(manifest, tmp_path, *few) == answer.UNANSWERED
+    assert tries["full"] == 2 * 2, "two videos, two tries each, in one start"
+    for cell in cells(tmp_path):
+        given_up = [row for row in rows(cell, "answers") if "given up after 2 attempts" in (row["error"] or "")]
+        assert len(given_up) == (6 if cell.name.startswith("bundled-full") and cell.name.endswith("b16") else 0)
+    larger = [*few[:3], "64,96", *few[4:]]
+    assert run(manifest, tmp_path, *larger) == answer.UNANSWERED
+    assert tries["full"] == 2 * 2 and len(cells(tmp_path)) == 6, "a larger budget adds cells and redoes none"
 
 
 def test_for_a_job_of_its_own_a_cell_is_done(
