@@ -189,7 +189,7 @@ class Prefill:
         if self.state.open and block.media == self.state.media:
             return
         self.close_media()
-        self.text += self.adapter.tokenize(self.adapter.open_text(block.kind), special=True)
+        self.text += self.adapter.tokenize(self.adapter.opening_text(self.adapter.processor, block.kind), special=True)
         self.flush_text(protect=self.state.kind is None)
         cursor = replace(self.state.cursor, media_start=self.state.cursor.next, media_time_s=block.times_s[0])
         groups = self.state.groups

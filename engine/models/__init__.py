@@ -160,8 +160,7 @@ def _config_and_processor(config: EngineConfig, folder: str | Path | None) -> tu
 
 def _check_budget(adapter: type[ModelAdapter], processor: Any, config: EngineConfig) -> None:
     """Refuse a budget that the prompt's own tokens, which are never evicted, would use up."""
-    head, _ = adapter.template_parts(processor, config)
-    prefix = len(processor.tokenizer(head, add_special_tokens=False).input_ids)
+    prefix = max(adapter.prefix_tokens(processor, config, kind) for kind in ("video", "image"))
     if config.budget_tokens <= prefix and make_policy(config.policy, config.policy_options).evicts:
         raise ConfigError(
             f"engine.budget_tokens={config.budget_tokens} must exceed the {prefix} tokens of the prompt, which are never evicted; raise it to "

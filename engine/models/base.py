@@ -101,8 +101,9 @@ class ModelAdapter(ABC):
     def span_positions(self, groups: int, seconds: float, height_px: int, width_px: int) -> int:
         """How many rotary positions a video of so many groups and seconds takes: refuses too long input before work starts."""
 
+    @classmethod
     @abstractmethod
-    def open_text(self, kind: MediaKind) -> str:
+    def opening_text(cls, processor: Any, kind: MediaKind) -> str:
         """Text of special tokens before a media item."""
 
     @abstractmethod
@@ -185,6 +186,12 @@ class ModelAdapter(ABC):
     def prompt_parts(self) -> tuple[str, str]:
         """What the checkpoint's own chat template puts before and after a user's message."""
         return self.template_parts(self.processor, self.config)
+
+    @classmethod
+    def prefix_tokens(cls, processor: Any, config: EngineConfig, kind: MediaKind = "video") -> int:
+        """Tokens of a prompt before its first visual one, which are never evicted."""
+        texts = (cls.template_parts(processor, config)[0], cls.opening_text(processor, kind))
+        return sum(len(processor.tokenizer(text, add_special_tokens=False).input_ids) for text in texts)
 
     @classmethod
     def template_parts(cls, processor: Any, config: EngineConfig) -> tuple[str, str]:

@@ -37,8 +37,9 @@ class Adapter(ModelAdapter):
             resample=int(processor.video_processor.resample),
         )
 
-    def open_text(self, kind: MediaKind) -> str:
-        return self.processor.start_image_token if kind == "image" else ""
+    @classmethod
+    def opening_text(cls, processor: Any, kind: MediaKind) -> str:
+        return str(processor.start_image_token) if kind == "image" else ""
 
     def close_text(self, kind: MediaKind) -> str:
         return self.processor.end_image_token + "\n" if kind == "image" else "\n"

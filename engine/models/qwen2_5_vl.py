@@ -49,7 +49,8 @@ class Adapter(ModelAdapter):
             resample=int(video.resample),
         )
 
-    def open_text(self, kind: MediaKind) -> str:
+    @classmethod
+    def opening_text(cls, processor: Any, kind: MediaKind) -> str:
         return "<|vision_start|>"
 
     def close_text(self, kind: MediaKind) -> str:

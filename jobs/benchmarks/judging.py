@@ -182,4 +182,4 @@ def wilson(right: float, total: int, z: float = 1.96) -> tuple[float, float]:
     share, square = right / total, z * z / total
     middle = (share + square / 2) / (1 + square)
     half = z / (1 + square) * (share * (1 - share) / total + square / (4 * total)) ** 0.5
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))  # rounding leaves the share out at 0 and 1

@@ -105,7 +105,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     lines: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if row["share"] is None:
@@ -122,6 +122,6 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
     axes.set_xticks(ticks := sorted({row["share"] for row in rows if row["share"] is not None}), [f"{tick:.3g}" for tick in ticks])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False)
+    figure.legend(fontsize=8, frameon=False, loc="outside right upper")
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -48,7 +48,7 @@ class Laboratory:
 
     def __init__(self, adapter: ModelAdapter) -> None:
         self.adapter = adapter
-        self.prefix_tokens = len(adapter.tokenize(adapter.prompt_parts()[0], special=True))
+        self.prefix_tokens = adapter.prefix_tokens(adapter.processor, adapter.config)
 
     @cache  # noqa: B019 - lives as long as the study
     def engine(self, cell: Cell, group_tokens: int) -> Engine:

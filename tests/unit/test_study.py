@@ -9,9 +9,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from engine import EngineConfig
+from engine.models import load_adapter
 from jobs import study
+from jobs.benchmarks.judging import wilson
 from jobs.studying.cells import grid
 from jobs.studying.tables import paired, summary
+from jobs.studying.trial import Laboratory
 
 SMALL = ["--set", "simple", "--groups", "12", "--questions", "12", "--questions-per-video", "6", "--budgets", "8", "--json"]
 POLICIES = ["--policies", "full,coverage,random:seed=3,snapkv:kernel_size=1,uniform"]
@@ -30,6 +34,8 @@ def test_cells_are_asked_the_same_and_a_second_start_only_adds(tmp_path: Path, c
     full, kept = rows[0], rows[1:]
     assert full["budget_tokens"] is None and full["events_kept"] == 100.0 and full["against_full"] == 0.0
     assert all(row["share"] == pytest.approx(100 * 8 / 48) and row["kv_peak_bytes"] < full["kv_peak_bytes"] for row in kept)
+    kept_tokens = [Laboratory(load_adapter(EngineConfig())).engine(cell, 4) for cell in grid(["keydiff"], [8], [4], ["during"], ["group"])]
+    assert kept_tokens[0].new_cache().budget_tokens == 8 + 15, "beyond the prompt's 14 tokens and the one that opens the video"
     assert all(row["low"] <= row["accuracy"] <= row["high"] for row in rows)
     asked = pq.read_table(tmp_path / "answers.parquet").to_pylist()
     by_cell: dict[str, set[tuple[str, str]]] = {}
@@ -108,3 +114,7 @@ def test_intervals_and_kinds() -> None:
     assert (only["accuracy"], only["events_kept"], only["share"]) == (50.0, 50.0, 6.25)
     assert only["low"] == pytest.approx(23.66, abs=0.01) and only["high"] == pytest.approx(76.34, abs=0.01)
     assert only["kinds"] == {"colour": 40.0, "digit": 60.0}
+
+
+def test_an_interval_holds_its_share_at_both_ends() -> None:
+    assert all(wilson(n, n)[1] == 1.0 and wilson(0, n)[0] == 0.0 for n in range(1, 2000))
