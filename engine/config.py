@@ -48,9 +48,11 @@ class EngineConfig(BaseModel):
     )
     policy_options: dict[str, float | int | str | bool] = Field({}, description="Keyword options of the policy, e.g. {seed: 1} for random.")
     budget_tokens: int = Field(
-        1024, ge=1, description="Entries each layer keeps per KV head after a block, protected prompt prefix included."
+        1024, ge=1, le=2**31 - 1, description="Entries each layer keeps per KV head after a block, protected prompt prefix included."
     )
-    block_tokens: int = Field(784, ge=1, description="Tokens read between two evictions; blocks end on whole temporal groups or tiles.")
+    block_tokens: int = Field(
+        784, ge=1, le=2**31 - 1, description="Tokens read between two evictions; blocks end on whole temporal groups or tiles."
+    )
     alignment: Literal["group", "none"] = Field(
         "group",
         description="group: blocks are whole temporal groups or tiles. none: blocks of exactly block_tokens, structure ignored (for comparison).",

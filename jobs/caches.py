@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -46,9 +48,9 @@ def _check_folder(uri: str) -> None:
     """Refuse a local address at which no caches can be, before it looks like an empty store."""
     if split_s3(uri) is not None:
         return
-    if not local_path(uri).is_dir():
+    if not uri.strip() or not os.path.isdir(local_path(uri)):
         raise InputError(f"{uri}: no such folder; check the spelling")
-    if (local_path(uri) / "caches").is_dir():
+    if os.path.isdir(local_path(uri) / "caches"):
         raise InputError(f"{uri}: is the output of a job; its caches are in {join_uri(uri, 'caches')}")
 
 
@@ -129,6 +131,16 @@ def _chosen(store: CacheStore, ids: Sequence[str], *, everything: bool) -> list[
     return chosen
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds, 0 or more")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="reelkeep caches", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     actions = parser.add_subparsers(required=True, metavar="ls|show|verify|rm")
@@ -140,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
             one.add_argument("ids", nargs="*", help="ids as `ls` shows them, or their beginnings")
         if name == "rm":
             one.add_argument("--all", action="store_true", help="remove every cache")
-            one.add_argument("--older-than-s", type=float, help="remove those written more than so many seconds ago")
+            one.add_argument("--older-than-s", type=_seconds, help="remove those written more than so many seconds ago")
         one.add_argument("--endpoint-url", help="address of an S3-compatible server; default: AWS, or AWS_ENDPOINT_URL")
         one.add_argument("--addressing-style", choices=("auto", "path", "virtual"), default="auto", help="see storage.addressing_style")
     return parser

@@ -26,7 +26,7 @@ from rich.table import Table as RichTable
 from engine.errors import ConfigError, ReelkeepError
 from jobs.answer import ANSWERED, FAILED, STOPPED, UNANSWERED, UNUSABLE, plain
 from jobs.benchmarks import BENCHMARKS, Benchmark, Form, Problem, Sample
-from jobs.manifest import write_manifest
+from jobs.manifest import check_output, write_manifest
 from jobs.terminal import complain, make_console
 from pipeline.config import JobConfig, load_config
 from pipeline.logs import set_up_logging
@@ -159,6 +159,7 @@ def prepare(own: argparse.Namespace, rest: Sequence[str]) -> Evaluation:
     manifest = join_uri(output, "manifest.jsonl")
     config = load_config(None, rest, prog=PROG, defaults=_defaults(manifest, output, benchmark if own.form == "published" else None))
     videos = own.videos if split_s3(own.videos) else str(local_path(own.videos))
+    check_output(manifest, Path(own.annotations))
     samples, problems = benchmark.read(Path(own.annotations), videos, own.tasks, own.form)
     write_manifest(samples, manifest, own.form, Storage(config.storage))
     return Evaluation(benchmark, benchmark.title, config, output, own.form, samples, problems)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -34,9 +35,25 @@ def convert(
         InputError: the annotations aren't there or aren't of the published form.
         ManifestError: the rows don't make a manifest.
     """
+    check_output(output, annotations)
     samples, problems = benchmark.read(annotations, videos, tasks, form)
     write_manifest(samples, output, form, Storage())
     return samples, problems
+
+
+def check_output(output: str, annotations: Path) -> None:
+    """Refuse to write over the annotations, or where the next reading would take the manifest for some.
+
+    Raises:
+        InputError: that is where the output would go, or it is no regular file.
+    """
+    if split_s3(output):
+        return
+    place, source = Path(os.path.realpath(local_path(output))), Path(os.path.realpath(annotations))
+    if place == source or source in place.parents:
+        raise InputError(f"output={output}: lies among the annotations; write it elsewhere")
+    if os.path.exists(place) and not os.path.isfile(place):
+        raise InputError(f"output={output}: isn't a regular file; name another")
 
 
 def write_manifest(samples: Iterable[Sample], output: str, form: Form, storage: Storage) -> None:
@@ -52,7 +69,7 @@ def write_manifest(samples: Iterable[Sample], output: str, form: Form, storage: 
         uri = _write_prompt(sample, folder, storage) if sample.parts else None
         rows.append(Row(sample.where, sample.manifest_row(form, uri)))
     tasks_from_rows(rows, output)
-    storage.write_bytes(output, "".join(json.dumps(row.values, ensure_ascii=False) + "\n" for row in rows).encode())
+    storage.write_bytes(output, "".join(json.dumps(row.values, ensure_ascii=False, allow_nan=False) + "\n" for row in rows).encode())
 
 
 def _write_prompt(sample: Sample, folder: str, storage: Storage) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 SUFFIX, PARTIAL = ".safetensors", ".partial"
+_CACHE_ID = re.compile(rf"[0-9a-f]{{24}}/[0-9a-f]{{16}}-[0-9a-f]{{16}}({re.escape(PARTIAL)})?")
 MAX_HEADER_BYTES = 100_000_000
 UNLISTED_SHARE = 0.01
 """Share of `max_bytes` that one process writes before it lists all caches again: a store may hold a hundred thousand."""
@@ -197,11 +199,12 @@ class CacheStore:
         self.storage.delete(self.address(cache_id))
 
     def entries(self) -> Iterator[StoredCache]:
-        """All caches, by one listing."""
+        """All caches, by one listing; other files are left alone."""
         start = len(self.uri) + 1
         for found in self.storage.scan(self.uri):
-            if found.uri.endswith(SUFFIX):
-                yield StoredCache(found.uri[start:].removesuffix(SUFFIX), found.size_bytes, found.modified_s)
+            cache_id = found.uri[start:].removesuffix(SUFFIX)
+            if found.uri.endswith(SUFFIX) and _CACHE_ID.fullmatch(cache_id):
+                yield StoredCache(cache_id, found.size_bytes, found.modified_s)
 
     def describe(self, cache_id: str) -> dict[str, Any]:
         """What is written on a cache: identity, labels, trace, state and so on. Reads the head of the file only.

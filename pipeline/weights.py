@@ -88,22 +88,33 @@ def _from_bucket(model: str, storage: Storage, revision: str | None, folder: Pat
     place = folder / f"{model.rstrip('/').rpartition('/')[2]}-{found}{'' if weights else '-settings'}"
     with _alone(folder, place.name):
         if not _is_whole(place, model, entries):
-            _fetch(model, storage, entries, place)
+            _fetch(model, storage, entries, place, found)
     return place
 
 
-def _fetch(model: str, storage: Storage, entries: Sequence[ObjectStat], place: Path) -> None:
+def _fetch(model: str, storage: Storage, entries: Sequence[ObjectStat], place: Path, revision: str) -> None:
     size_bytes = sum(entry.size_bytes for entry in entries)
     part = place.with_name(f".{place.name}.part")
     for left in (part, place):  # of a process that was killed; whatever somebody has done to a folder that was whole
-        shutil.rmtree(left, ignore_errors=True)
+        _remove(left)
     _look_for_room(model, size_bytes, place.parent)
     log.info("fetching %s, %.2f GB, into %s", model, size_bytes / 1e9, place)
-    with translated(str(part)):
-        for entry in entries:
-            _download(storage, entry, part / _name(entry, model))
-        _check_sums(model, part)
-        os.replace(part, place)
+    try:
+        with translated(str(part)):
+            for entry in entries:
+                _download(storage, entry, part / _name(entry, model))
+            _check_sums(model, part)
+            _checked_revision(model, _listing(model, storage), revision)  # nothing was changed meanwhile
+            os.replace(part, place)
+    finally:
+        _remove(part)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _download(storage: Storage, entry: ObjectStat, path: Path) -> None:
@@ -183,8 +194,9 @@ def _listing(model: str, storage: Storage) -> list[ObjectStat]:
     if not any(_name(entry, model) == "config.json" for entry in entries):
         raise ConfigError(f"engine.model={model}: no config.json there; give the prefix that holds the checkpoint's files")
     for entry in entries:
-        if ".." in PurePosixPath(_name(entry, model)).parts:
-            raise ConfigError(f"engine.model={model}: holds the name {_name(entry, model)!r}, which leads out of its folder")
+        name = _name(entry, model)
+        if name.startswith("/") or "\0" in name or ".." in PurePosixPath(name).parts:
+            raise ConfigError(f"engine.model={model}: holds the name {name!r}, which leads out of its folder")
     return entries
 
 

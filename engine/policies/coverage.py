@@ -27,7 +27,7 @@ class Policy(EvictionPolicy):
             (kv_heads, count) int64 slots, equal in all heads.
         """
         keys = view.unrotated_keys
-        scaled = keys / keys.norm(dim=-1).mean(dim=1)[:, None, None]
+        scaled = keys / keys.norm(dim=-1).mean(dim=1).clamp_min(torch.finfo(keys.dtype).tiny)[:, None, None]
         features = scaled.transpose(0, 1).reshape(keys.shape[1], -1)
         weight = view.values.float().norm(dim=-1).mean(0)
         distances = torch.cdist(features, features).fill_diagonal_(torch.inf)
@@ -41,21 +41,25 @@ def _drop_nearest(distances: Tensor, weight: Tensor, protected: int, left: int) 
     Args:
         distances: (slots, slots), overwritten. weight: (slots,).
     """
+
+    def loss_of(weight: Tensor, nearest: Tensor) -> Tensor:
+        return torch.nan_to_num(weight * nearest, nan=0.0)  # finite: infinity is for those that don't go, or are gone
+
     slots = len(weight)
     nearest, neighbour = distances.min(dim=1)
-    loss = weight * nearest
+    loss = loss_of(weight, nearest)
     stays = torch.ones(slots, dtype=torch.bool, device=weight.device)
     loss[:protected] = torch.inf
     while left > 0:
         least = loss.topk(left, largest=False).indices
         turn = torch.full((slots,), slots, device=weight.device)
         turn[least] = torch.arange(left, device=weight.device)
-        gone = least[turn[neighbour[least]] > turn[least]]  # whoever's neighbour goes first waits: its loss is about to change
+        gone = least[turn[neighbour[least]] >= turn[least]]  # whoever's neighbour goes first waits: its loss is about to change
         stays[gone] = False
         loss[gone] = torch.inf
         distances[:, gone] = torch.inf
         bereft = (stays & ~stays[neighbour]).nonzero().flatten()
         nearest, neighbour[bereft] = distances[bereft].min(dim=1)
-        loss[bereft] = (weight[bereft] * nearest).masked_fill(bereft < protected, torch.inf)
+        loss[bereft] = loss_of(weight[bereft], nearest).masked_fill(bereft < protected, torch.inf)
         left -= len(gone)
     return stays.nonzero().flatten()

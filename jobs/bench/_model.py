@@ -108,7 +108,11 @@ def library_attention(config: Any) -> Iterator[None]:
 def whole_prompt(engine: Engine, tokens: int) -> tuple[Tensor, Tensor]:
     """What an engine of `WithoutTower` reads of `blank_blocks`, in one piece: embeds (1, n, hidden) and positions (1, n, axes)."""
     adapter = engine.adapter
-    head = [token for text in (adapter.prompt_parts()[0], adapter.opening_text(adapter.processor, "video")) for token in adapter.tokenize(text, special=True)]
+    head = [
+        token
+        for text in (adapter.prompt_parts()[0], adapter.opening_text(adapter.processor, "video"))
+        for token in adapter.tokenize(text, special=True)
+    ]
     cursor = PositionCursor(len(head), len(head))
     pieces = [adapter.embed_text(head)]
     positions = [torch.arange(len(head), device=adapter.device)[:, None].expand(-1, adapter.axes)]

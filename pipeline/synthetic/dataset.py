@@ -85,10 +85,11 @@ def plan_videos(
 
 def write_dataset(folder: Path, planned: Iterator[SyntheticVideo]) -> Path:
     """Write every video and `manifest.jsonl`; returns the manifest's path. Paths in it are relative to the manifest's folder."""
+    videos = list(planned)  # whatever can't be made is told before a file is touched
     folder.mkdir(parents=True, exist_ok=True)
     manifest = folder / "manifest.jsonl"
     with manifest.open("w") as lines:
-        for video in planned:
+        for video in videos:
             path = video.write(folder)
             lines.write(json.dumps(video.manifest_row(path.name)) + "\n")
     return manifest

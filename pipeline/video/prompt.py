@@ -100,7 +100,7 @@ def _parts(name: str) -> list[str | Path]:
         parts = [_part(name, part) for part in document["parts"]]
     except InputError:
         raise
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise refuse(name, f"isn't an interleaved prompt ({type(error).__name__})", _FORM) from None
     if not any(isinstance(part, Path) for part in parts):
         raise refuse(name, "shows no image", _FORM)

@@ -259,10 +259,11 @@ def test_age_and_size_limits(config: JobConfig, engine: Engine, model: str, tmp_
     assert len(sizes) == 4
     limited = CacheStore(store.uri, Storage(), max_bytes=sum(sizes.values()) - 1)
     assert limited.expire() == [CacheKey.of(config, tasks[0]).cache_id()], "the oldest goes first"
-    Path(store.address("large/one")).parent.mkdir()
-    Path(store.address("large/one")).write_bytes(b"x" * sum(sizes.values()))
-    os.utime(store.address("large/one"), times=(time.time() - 998.5,) * 2)  # between the second and the third
-    assert limited.expire() == ["large/one"], "what can never fit costs no other its place"
+    large = f"{'f' * 24}/{'0' * 16}-{'0' * 16}"
+    Path(store.address(large)).parent.mkdir()
+    Path(store.address(large)).write_bytes(b"x" * sum(sizes.values()))
+    os.utime(store.address(large), times=(time.time() - 998.5,) * 2)  # between the second and the third
+    assert limited.expire() == [large], "what can never fit costs no other its place"
     aged = CacheStore(store.uri, Storage(), ttl_s=997.5)
     with pytest.raises(CacheMissingError, match=r"older than caches.ttl_s=997.5"):
         aged.load(engine, CacheKey.of(config, tasks[1]))
@@ -334,7 +335,11 @@ def test_the_command_lists_shows_verifies_and_removes(
 
 
 def test_a_folder_that_holds_no_caches_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "caches").mkdir()
+    (tmp_path / "caches" / "model").mkdir(parents=True)
+    weights = tmp_path / "caches" / "model" / "model.safetensors"
+    weights.write_bytes(b"no cache")
+    assert caches_job.main(["rm", str(tmp_path / "caches"), "--all"]) == 0 and weights.exists(), "only caches are removed"
+    capsys.readouterr()
     assert caches_job.main(["ls", str(tmp_path / "nope")]) == 2
     assert "nope: no such folder" in capsys.readouterr().err
     assert caches_job.main(["ls", str(tmp_path)]) == 2

@@ -222,3 +222,22 @@ def test_a_job_with_weights_from_a_bucket_keeps_to_one_revision(
     storage.write_bytes(f"{model.model}/generation_config.json", b"{}")
     assert answer.main(fetched) == answer.UNUSABLE
     assert f"engine.revision={recorded['revision']} there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["/tmp/evil.txt", "../evil.txt", "sub/../../evil.txt"])
+def test_no_name_in_a_bucket_leads_out_of_the_folder(bucket: tuple[EngineConfig, Storage], name: str) -> None:
+    model, storage = bucket
+    storage._s3().put_object(Bucket=model.model.split("/")[2], Key=f"{model.model.split('/', 3)[3]}/{name}", Body=b"evil")
+    with pytest.raises(ConfigError, match=r"which leads out of its folder"):
+        weights.checkpoint_folder(model, storage)
+
+
+def test_files_that_change_while_they_are_fetched_are_not_kept(
+    bucket: tuple[EngineConfig, Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, storage = bucket
+    there = storage.read_bytes(f"{model.model}/config.json")
+    monkeypatch.setattr(weights, "_look_for_room", lambda *_: storage.write_bytes(f"{model.model}/config.json", there[:-1] + b" "))
+    with pytest.raises(ConfigError, match=r"holds other files than engine\.revision="):
+        weights.checkpoint_folder(model, storage)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]

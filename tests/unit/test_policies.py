@@ -88,3 +88,17 @@ def test_hashed_uniform_is_uniform_and_fixed():
     histogram = torch.histc(draws, 20, 0, 1)
     assert draws.min() >= 0 and draws.max() < 1 and (histogram - 5000).abs().max() < 400
     assert (draws - hashed_uniform(torch.arange(100_000), 3, 1, 1)).abs().mean() > 0.3
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda k, v: k.zero_(), lambda k, v: k[0].zero_(), lambda k, v: k[0, 9].fill_(torch.nan), lambda k, v: v.fill_(torch.inf)]
+)
+@pytest.mark.parametrize("count", [0, 1, 20])
+@pytest.mark.parametrize("name", [n for n in policy_names() if n != "full"])
+def test_numbers_that_are_none_break_no_count(name, count, spoil):
+    """What is wrong with a model is told after its forward; until then each policy keeps as many as it was asked to."""
+    view = random_view(slots=40, protected=4)
+    spoil(view.keys, view.values)
+    kept = make_policy(name).keep(view, count)
+    assert kept.shape == (2, count) and all(len(set(row.tolist())) == count for row in kept)
+    assert count == 0 or (kept.min() >= 4 and kept.max() < 40)
