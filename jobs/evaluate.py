@@ -159,8 +159,8 @@ def prepare(own: argparse.Namespace, rest: Sequence[str]) -> Evaluation:
     manifest = join_uri(output, "manifest.jsonl")
     config = load_config(None, rest, prog=PROG, defaults=_defaults(manifest, output, benchmark if own.form == "published" else None))
     videos = own.videos if split_s3(own.videos) else str(local_path(own.videos))
-    check_output(manifest, Path(own.annotations))
     samples, problems = benchmark.read(Path(own.annotations), videos, own.tasks, own.form)
+    check_output(manifest, Path(own.annotations), [*samples, *problems])
     write_manifest(samples, manifest, own.form, Storage(config.storage))
     return Evaluation(benchmark, benchmark.title, config, output, own.form, samples, problems)
 

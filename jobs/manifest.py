@@ -35,14 +35,14 @@ def convert(
         InputError: the annotations aren't there or aren't of the published form.
         ManifestError: the rows don't make a manifest.
     """
-    check_output(output, annotations)
     samples, problems = benchmark.read(annotations, videos, tasks, form)
+    check_output(output, annotations, [*samples, *problems])
     write_manifest(samples, output, form, Storage())
     return samples, problems
 
 
-def check_output(output: str, annotations: Path) -> None:
-    """Refuse to write over the annotations, or where the next reading would take the manifest for some.
+def check_output(output: str, annotations: Path, read: Iterable[Sample | Problem]) -> None:
+    """Refuse to write over a file that was read.
 
     Raises:
         InputError: that is where the output would go, or it is no regular file.
@@ -50,8 +50,8 @@ def check_output(output: str, annotations: Path) -> None:
     if split_s3(output):
         return
     place, source = Path(os.path.realpath(local_path(output))), Path(os.path.realpath(annotations))
-    if place == source or source in place.parents:
-        raise InputError(f"output={output}: lies among the annotations; write it elsewhere")
+    if place == source or (source == place.parent and any(item.where.startswith(place.name) for item in read)):
+        raise InputError(f"output={output}: is one of the annotation files; write it elsewhere")
     if os.path.exists(place) and not os.path.isfile(place):
         raise InputError(f"output={output}: isn't a regular file; name another")
 

@@ -16,6 +16,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -36,6 +37,7 @@ SHORT = {
     "--block-tokens": "--engine.block-tokens",
     "--dtype": "--engine.dtype",
 }
+POLICIES = Path(__file__).parents[1] / "engine" / "policies"
 LENGTH_COLUMNS = ("duration_s", "duration")
 
 
@@ -66,11 +68,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _settings(own: argparse.Namespace, rest: Sequence[str]) -> JobConfig:
     """The job's settings; what it takes no part in (where answers go) is filled in."""
     words = [SHORT.get(name, name) + equals + value for name, equals, value in (word.partition("=") for word in rest)]
+    named = [word.partition("=")[0] for word in words if word.partition("=")[0] in ("--manifest", "--videos", "--questions")]
+    if own.hours is not None and named:
+        raise ConfigError(f"--hours can't be combined with {named[0]}; give one or the other")
     if own.hours is not None:
         words += ["--manifest", "none", "--videos", "null", "--questions", "null"]
     elif not any(word.partition("=")[0] in ("--manifest", "--videos", "--config") for word in words):
         raise ConfigError("nothing to plan: give --hours, --manifest, or --videos and --questions")
-    return load_config(None, words, prog=PROG, defaults={"output": "none"})
+    config = load_config(None, words, prog=PROG, defaults={"output": "none"})
+    policies = sorted(path.stem for path in POLICIES.glob("[a-z]*.py") if path.stem != "base")  # importing them would bring torch
+    if config.engine.policy not in policies:
+        raise ConfigError(f"engine.policy={config.engine.policy!r} is not a policy; choose one of {', '.join(policies)}")
+    return config
 
 
 def _archive(own: argparse.Namespace, config: JobConfig, model: Footprint) -> Archive:
@@ -111,7 +120,7 @@ def archive_of_manifest(config: JobConfig, model: Footprint, *, video_minutes: f
         clips.append(clip_of(config, model, seconds, frame_px, unknown))
         notes.append(f"{unknown} videos don't say how long they are: taken to be {seconds / 60:.1f} minutes each")
     if not clips:
-        raise ConfigError("none of the manifest's videos can be read, so there is nothing to plan")
+        raise ConfigError(f"none of the manifest's videos can be read, so there is nothing to plan; {'; '.join(notes)}")
     return Archive(tuple(clips), max(len(task.questions) for task in tasks), tuple(notes))
 
 
@@ -171,9 +180,12 @@ def _speed(own: argparse.Namespace, config: JobConfig) -> Speed | None:
     seconds = sum(video["total_s"] for video in watched)
     if not seconds:
         raise ConfigError(f"measured={own.measured}: no video was answered there, so it tells no speed; name another run")
-    share = facts.run.get("config", {}).get("pool", {}).get("num_gpus")
-    engines = int(1 / share) if share and share < 1 else 1
-    others = {video["model"] for video in watched} - {config.engine.model}
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"measured={own.measured}: its times add up to {seconds:g} s; name another run")
+    pool = facts.run["config"].get("pool")
+    share = pool.get("num_gpus") if isinstance(pool, dict) else None
+    engines = int(1 / share) if isinstance(share, int | float) and 1e-3 < share < 1 else 1
+    others = {str(video["model"]) for video in watched} - {config.engine.model}
     where = "" if any(video["device_peak_bytes"] for video in watched) else ", measured on CPU"
     where += f", with {', '.join(sorted(others))}" if others else ""
     source = f"{len(watched)} videos of {own.measured}, answering included, {engines} engine{'s' * (engines > 1)} a GPU{where}"
@@ -289,14 +301,14 @@ def _positive(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
+    if not 1e-9 <= value <= 1e12:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} must be a number above 0 and at most 1e12")
     return value
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} must be a whole number of at least 1 and at most 999999999")
     return int(text)
 
 

@@ -104,7 +104,8 @@ def _fetch(model: str, storage: Storage, entries: Sequence[ObjectStat], place: P
             for entry in entries:
                 _download(storage, entry, part / _name(entry, model))
             _check_sums(model, part)
-            _checked_revision(model, _listing(model, storage), revision)  # nothing was changed meanwhile
+        _checked_revision(model, _listing(model, storage), revision)  # nothing was changed meanwhile
+        with translated(str(place)):
             os.replace(part, place)
     finally:
         _remove(part)

@@ -162,8 +162,13 @@ def _unusable(sample: Sample, form: Form, seen: dict[tuple[str, str], str]) -> s
     key = sample.video_id, sample.question_id
     if key in seen:
         return f"question_id {sample.question_id!r} was already given in {seen[key]}"
+    row = sample.manifest_row(form, sample.uri or "prompt.json")
     try:
-        tasks_from_rows([Row(sample.where, sample.manifest_row(form, sample.uri or "prompt.json"))])
+        json.dumps(row, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        return f"can't be written as JSON: {error!s:.200}"
+    try:
+        tasks_from_rows([Row(sample.where, row)])
     except ManifestError as error:
         return str(error).splitlines()[1].strip().removeprefix(f"{sample.where}: ")
     seen[key] = sample.where
@@ -228,7 +233,7 @@ def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
 
     try:
         rows = pq.read_table(file).to_pylist()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
         raise InputError(f"{file}: not valid Parquet: {str(error).splitlines()[0]}") from None
     yield from ((f"{file.name} row {index}", row) for index, row in enumerate(rows))
 

@@ -19,7 +19,7 @@ from jobs.benchmarks.judging import by_word
 from pipeline.storage import join_uri
 
 NAME = "ImageNeedleInAHaystack"
-_PLACE = re.compile(r"\{(?:image|table)#(\d+)\}")
+_PLACE = re.compile(r"\{(?:image|table)#(\d{1,6})\}")
 
 
 def _load(annotations: Path, videos: str, tasks: Sequence[str]) -> Iterator[Sample | Problem]:
@@ -36,9 +36,11 @@ def _read(annotations: Path, videos: str) -> Iterator[Sample | Problem]:
 def _instructions(file: Path) -> Any:
     try:
         meta = json.loads(file.read_text(encoding="utf-8"))["meta_data"]
+        if not isinstance(meta["task_instruction"], list | dict):
+            raise TypeError("task_instruction must be a list or an object")
         return meta["task_instruction"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{file}: must hold meta_data.task_instruction: {error!r}") from None
+        raise InputError(f"{file}: must hold meta_data.task_instruction: {error!s:.200}") from None
 
 
 def _sample(where: str, entry: Any, videos: str, instructions: Any) -> Sample | Problem:
@@ -49,7 +51,10 @@ def _sample(where: str, entry: Any, videos: str, instructions: Any) -> Sample | 
     if problem:
         return Problem(where, problem)
     try:
-        instruction = str(instructions[entry["task_instruction_id"]])
+        number = entry["task_instruction_id"]
+        if isinstance(number, int) and number < 0:
+            raise IndexError
+        instruction = str(instructions[number])
     except (KeyError, IndexError, TypeError):
         return Problem(where, f"task_instruction_id={entry['task_instruction_id']!r} names no instruction")
     images = entry["task_instance"]["images_path"]

@@ -53,6 +53,8 @@ def _sample(where: str, entry: Any, prefix: str, folder: str, question_id: str) 
     problem = misfit(entry, video=str, duration=(int, float), question=str, candidates=list, answer=str, question_type=str)
     if not problem and not texts(entry["candidates"]):
         problem = "candidates must be a list of texts"
+    if not problem and not 0 <= entry["duration"] < 1e9:
+        problem = f"duration={entry['duration']!r:.80} must be a number of seconds"
     if problem:
         return Problem(where, problem)
     options = lettered(entry["candidates"], "({}) ")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import InputError
-from jobs.benchmarks.base import Benchmark, Picture, Problem, Sample, annotation_files, entries, lettered, misfit, texts
+from jobs.benchmarks.base import LETTERS, Benchmark, Picture, Problem, Sample, annotation_files, entries, lettered, misfit, texts
 from jobs.benchmarks.judging import by_needle
 from pipeline.storage import join_uri
 
@@ -50,6 +50,8 @@ def _sample(where: str, entry: Any, videos: str, task: str) -> Sample | Problem:
     if (choices and not texts(choices)) or (pictured and not texts(pictured)):
         return Problem(where, "choices must be texts")
     options = tuple(choices or pictured or ())
+    if len(options) > len(LETTERS) or any(PLACE in option for option in options):
+        return Problem(where, f"its {len(options)} choices must be at most {len(LETTERS)}, and none may hold {PLACE}")
     right = entry["answer"]
     if bool(options) != isinstance(right, int) or (options and not 0 <= right < len(options)):
         return Problem(where, f"the answer {right!r:.80} is not the number of one of {len(options)} choices")

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.dataset as pads
 
 from engine.errors import ConfigError
+from pipeline.schemas import TABLES
 from pipeline.storage import Storage, join_uri
 from pipeline.storage_errors import MissingObjectError
 from pipeline.task import ManifestQuestion
@@ -65,10 +66,12 @@ def read_run(output: str, storage: Storage, max_answers: int) -> RunFacts:
         StorageError: it can't be read.
     """
     try:
-        run = dict(json.loads(storage.read_bytes(join_uri(output, "run.json"))))
+        run = json.loads(storage.read_bytes(join_uri(output, "run.json")))
+        if not isinstance(run, dict) or not isinstance(run.get("config"), dict):
+            raise ValueError("no object with the job's config")
     except MissingObjectError:
         raise ConfigError(f"run={output}: holds no run.json; give the output of a job that has ended") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"run={output}: its run.json isn't valid: {error}") from None
     rows = _table(output, "answers", storage)
     answer_s: dict[str, float] = {}
@@ -103,8 +106,10 @@ def _video(row: Row, answer_s: float) -> Row:
 
 def _table(output: str, name: str, storage: Storage) -> list[Row]:
     filesystem, path = storage.pyarrow_filesystem(join_uri(output, name))
+    schema = TABLES[name]
     try:
-        rows: list[Row] = pads.dataset(path, filesystem=filesystem, format="parquet").to_table().to_pylist()
-    except (OSError, ValueError) as error:
+        table = pads.dataset(path, filesystem=filesystem, format="parquet").to_table()
+        rows: list[Row] = table.select(schema.names).cast(schema).to_pylist()
+    except (OSError, ValueError, KeyError) as error:  # pyarrow's own are ValueErrors and KeyErrors
         raise ConfigError(f"run={output}: its {name} table can't be read: {str(error).splitlines()[0]}") from None
     return rows
