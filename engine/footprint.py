@@ -7,6 +7,7 @@ by counting tensors, for the fused attention kernels and KeyDiff; the policies `
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,19 @@ BUNDLED = Path(__file__).parent / "bundled" / "qwen2_5_vl_tiny"
 FRAME_TEXT = "\nFrame1000: "
 
 Config = Mapping[str, Any]
+
+_SIZES = (
+    "layers",
+    "kv_heads",
+    "head_dim",
+    "heads",
+    "hidden",
+    "intermediate",
+    "vocabulary",
+    "max_positions",
+    "parameters",
+    "patches_per_token",
+)
 
 
 def kv_bytes(dimensions: tuple[int, int, int], tokens: int, element_bytes: int) -> int:
@@ -131,8 +145,8 @@ def read_footprint(model: str) -> Footprint:
     Raises:
         ConfigError: no such folder or name, or its configuration lacks something; names what.
     """
-    folder = BUNDLED if model == "bundled" else Path(model).expanduser()
-    if (folder / "config.json").is_file():
+    folder = BUNDLED if model == "bundled" else Path(model)
+    if os.path.isfile(folder / "config.json"):
         config, processor, frame_text_tokens = _json(folder / "config.json"), _processor(folder), _frame_text_tokens(folder)
     else:
         published = _json(PUBLISHED)["models"]
@@ -145,18 +159,27 @@ def read_footprint(model: str) -> Footprint:
             )
         config, processor, frame_text_tokens = entry["config"], entry["processor"], entry.get("frame_text_tokens", 0)
     families = {"qwen2_5_vl": _qwen2_5_vl, "internvl": _internvl}
-    family = families.get(config.get("model_type", ""))
+    family = families.get(str(config.get("model_type")))
     if family is None:
         raise ConfigError(
             f"engine.model={model}: model_type {config.get('model_type')!r} is not supported; supported are {', '.join(families)}"
         )
     try:
-        return family(config, processor, frame_text_tokens)
+        found = family(config, processor, frame_text_tokens)
+        geometry = found.geometry
+        whole = [geometry.frames_per_group, geometry.unit_px, geometry.min_px, geometry.max_px]
+        if any(not isinstance(value, int) or value < 0 for value in whole) or 0 in whole[:2]:
+            raise ValueError(f"frames a group, pixels a token, and least and most pixels would be {whole}")
+        for name in _SIZES:
+            size = getattr(found, name)
+            if not isinstance(size, int | float) or not 0 < size <= 1e15:
+                raise ValueError(f"{name} would be {size!r:.80}")
+        return found
     except KeyError as missing:
         raise ConfigError(
             f"engine.model={model}: its configuration has no {missing.args[0]}; complete config.json or the processor's files"
         ) from None
-    except (TypeError, AttributeError, ValueError, ZeroDivisionError, IndexError) as error:
+    except (TypeError, AttributeError, ValueError, ArithmeticError, IndexError) as error:
         raise ConfigError(
             f"engine.model={model}: its configuration can't be read: {error}; compare config.json with the published one"
         ) from None
@@ -252,7 +275,8 @@ def _aliases(name: str, entry: Config) -> list[str]:
 def _processor(folder: Path) -> Config:
     """What the processor's files say of video, the newer file before the older."""
     files = [_json(folder / name) for name in ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json")]
-    files[0] = files[0].get("video_processor", {})
+    inner = files[0].get("video_processor")
+    files[0] = inner if isinstance(inner, dict) else {}
     return next((file for file in files if "size" in file or "max_pixels" in file), {})
 
 
@@ -262,13 +286,17 @@ def _frame_text_tokens(folder: Path) -> int:
         return 0
     from tokenizers import Tokenizer
 
-    return len(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(FRAME_TEXT, add_special_tokens=False).ids)
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # of that library's own, plain kind
+        raise ConfigError(f"{folder / 'tokenizer.json'} can't be read: {error!s:.200}; fetch it again") from None
+    return len(tokenizer.encode(FRAME_TEXT, add_special_tokens=False).ids)
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} can't be read: {error}; fetch it again") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold an object; fetch it again")

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from pipeline.synthetic.script import EVENTS
 
 TRAINED_KINDS = "colour,shape,digit,exists"
 VIDEOS_MOST = 100_000
+QUESTIONS_MOST = 200
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,6 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _study(arguments: argparse.Namespace) -> int:
     for name in ("groups", "questions", "questions_per_video"):
         _numbers(f"--{name.replace('_', '-')}", str(getattr(arguments, name)))
+    for name in ("policies", "kinds", "compress", "alignments"):
+        if not _words(getattr(arguments, name)):
+            raise ConfigError(f"--{name} is empty; leave it out for {_parser().get_default(name)}")
+    if arguments.questions_per_video > QUESTIONS_MOST:
+        raise ConfigError(f"--questions-per-video={arguments.questions_per_video}: a video has no more than {QUESTIONS_MOST} to ask")
+    if arguments.seed < 0:
+        raise ConfigError(f"--seed={arguments.seed} must be at least 0")
     cells = grid(
         _words(arguments.policies),
         _numbers("--budgets", arguments.budgets),
@@ -67,8 +75,8 @@ def _study(arguments: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     notebook = folder / "answers.jsonl"
     model = f"{arguments.model}@{checkpoint_digest(arguments.model)}"
-    done = _read(notebook, model)
     videos, visual_tokens, started_s = list(_videos(arguments)), 0, time.monotonic()
+    done = _read(notebook, model, {video.video_id: [question_id for question_id, _ in video.questions] for video in videos})
     with notebook.open("a") as notes, tempfile.TemporaryDirectory() as scratch:
         for number, video in enumerate(videos, 1):
             missing = [cell for cell in cells if (cell.name, video.video_id, _asked(video)) not in done]
@@ -117,30 +125,39 @@ def _asked(video: SyntheticVideo) -> str:
     return digest([[question_id, q.text, q.answer, list(q.options)] for question_id, q in video.questions])[:16]
 
 
-def _read(notebook: Path, model: str) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+def _read(notebook: Path, model: str, asked: Mapping[str, list[str]]) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
     """What earlier starts have found, by cell, video and its questions.
 
+    Args:
+        asked: question ids of each video; a line that has others is done again.
+
     Raises:
-        ConfigError: another model's answers are there.
+        ConfigError: another model's answers are there, or something else.
     """
     done: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     if not notebook.exists():
         return done
-    text = notebook.read_text()
+    text = notebook.read_bytes().decode(errors="replace")
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         os.truncate(notebook, len(whole.encode()))  # a line that was cut short when the last start was killed
     for line in whole.splitlines():
         try:
             rows = json.loads(line)
-            models, key = {row["model"] for row in rows}, (rows[0]["cell"], rows[0]["video_id"], rows[0]["asked"])
-        except (ValueError, KeyError, TypeError, IndexError):
+            models, key = {str(row["model"]) for row in rows}, (str(rows[0]["cell"]), str(rows[0]["video_id"]), str(rows[0]["asked"]))
+            one = all((row["cell"], row["video_id"], row["asked"]) == key for row in rows)
+            plain = all(type(row["right"]) is bool and {"events_kept", "kv_peak_bytes", "kind"} <= row.keys() for row in rows)
+            if not (one and plain):
+                raise ValueError
+            ids = [row["question_id"] for row in rows]
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
             raise ConfigError(f"{notebook}: holds a line that no study wrote ({line[:80]!r}); name another folder") from None
         if models != {model}:
             raise ConfigError(
                 f"--output={notebook.parent} holds answers of {', '.join(sorted(models))}, not of {model}; name another folder"
             )
-        done[key] = rows
+        if sorted(ids) == sorted(asked.get(key[1], ids)):
+            done[key] = rows
     return done
 
 

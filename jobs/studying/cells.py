@@ -49,6 +49,10 @@ class Cell:
         if any(not equals for _, equals, _ in pairs):
             raise ConfigError(f"--policies={self.policy}: options are written POLICY:NAME=VALUE+NAME=VALUE")
         options = {key: plain_value(value) for key, _, value in pairs}
+        if len(options) < len(pairs):
+            raise ConfigError(f"--policies={self.policy}: an option is given twice")
+        if name == UNIFORM and options:
+            raise ConfigError(f"--policies={self.policy}: {UNIFORM} takes no options")
         if name == UNIFORM:
             return {"policy": "full", "policy_options": {}}
         make_policy(name, options)

@@ -72,6 +72,9 @@ def test_when_and_where_blocks_end_can_be_compared(tmp_path: Path, capsys: pytes
         (["--policies", "random:seed"], "POLICY:NAME=VALUE"),
         (["--budgets", "16,no"], "--budgets=16,no"),
         (["--groups", "3", "--set", "dense"], "too short"),
+        (["--kinds", ""], "--kinds is empty; leave it out for colour,shape,digit,exists"),
+        (["--policies", "uniform:x=1"], "uniform takes no options"),
+        (["--seed", "-1"], "--seed=-1 must be at least 0"),
         (["--questions", "0"], "--questions=0: must be whole numbers of at least 1"),
         (["--output", "/dev/null"], "--output=/dev/null: "),
     ],
@@ -83,15 +86,32 @@ def test_a_bad_argument_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_notebook_that_is_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "answers.jsonl").write_text("[1, 2]\n")
-    assert study.main(["--output", str(tmp_path), *SMALL, *POLICIES]) == 2
-    assert "holds a line that no study wrote ('[1, 2]')" in capsys.readouterr().err
+    for line in (
+        "[1, 2]",
+        '{"a": 1}',
+        "[" * 5000,
+        '[{"cell": "x", "video_id": "v", "asked": "q", "model": "m", "right": "yes"}]',
+        "\udce9",
+    ):
+        (tmp_path / "answers.jsonl").write_bytes(line.encode(errors="surrogateescape") + b"\n")
+        assert study.main(["--output", str(tmp_path), *SMALL, *POLICIES]) == 2
+        assert "holds a line that no study wrote" in capsys.readouterr().err
+
+
+def test_a_line_that_lacks_a_question_is_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = run(tmp_path, capsys, "--policies", "full")
+    notebook = tmp_path / "answers.jsonl"
+    first, *rest = notebook.read_text().splitlines()
+    notebook.write_text("\n".join([json.dumps(json.loads(first)[:-1]), *rest]) + "\n")
+    assert run(tmp_path, capsys, "--policies", "full") == before
 
 
 def test_another_models_answers_are_not_mixed_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "answers.jsonl").write_text(json.dumps([{"cell": "x", "video_id": "v", "asked": "q", "model": "another@0"}]) + "\n")
+    assert study.main(["--output", str(tmp_path), *SMALL, "--policies", "full"]) == 0
+    notebook = tmp_path / "answers.jsonl"
+    notebook.write_text(notebook.read_text().replace("bundled@", "another@"))
     assert study.main(["--output", str(tmp_path), *SMALL, *POLICIES]) == 2
-    assert "holds answers of another@0" in capsys.readouterr().err
+    assert "holds answers of another@" in capsys.readouterr().err
 
 
 def test_differences_are_paired() -> None:
