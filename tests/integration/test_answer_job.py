@@ -259,14 +259,19 @@ def stop_when(output: Path, command: list[str], finished: int, number: signal.Si
     """Start the job as a process of its own and signal it once so many videos are done; returns what it said."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "jobs.answer", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-m", "jobs.answer", *command],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs tests in the background has it ignored
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while len(committed(output)) < finished and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=240)
     finally:
         process.kill()
     assert process.returncode == answer.STOPPED, stderr
