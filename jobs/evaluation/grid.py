@@ -231,9 +231,8 @@ def _watch(task: VideoTask, workers: list[CellWorker], together: ReadTogether, g
         for worker in again:
             worker.seat = None  # its error keeps every tensor of the failed pass alive
         workers = again
-        del seats
         if again:
-            error = None  # type: ignore[assignment]
+            del seats, error
             _free_memory()
 
 

@@ -224,7 +224,7 @@ def test_a_job_with_weights_from_a_bucket_keeps_to_one_revision(
     assert f"engine.revision={recorded['revision']} there" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["/tmp/evil.txt", "../evil.txt", "sub/../../evil.txt"])
+@pytest.mark.parametrize("name", ["/evil.txt", "../evil.txt", "sub/../../evil.txt"])
 def test_no_name_in_a_bucket_leads_out_of_the_folder(bucket: tuple[EngineConfig, Storage], name: str) -> None:
     model, storage = bucket
     storage._s3().put_object(Bucket=model.model.split("/")[2], Key=f"{model.model.split('/', 3)[3]}/{name}", Body=b"evil")
