@@ -128,7 +128,8 @@ def encode_groups(model: Qwen2_5_VLForConditionalGeneration, patches: Tensor) ->
     """
     tower: Any = model.model.visual
     groups, count, _ = patches.shape
-    hidden = tower.patch_embed(patches.reshape(groups * count, -1)).view(groups, count, -1)
+    # The same sums as the tower's own convolution, whose backward takes four times as long on a CPU.
+    hidden = functional.linear(patches, tower.patch_embed.proj.weight.flatten(1))
     places = torch.arange(count)
     window, inner = places // MERGE**2, places % MERGE**2
     side = _GRID // MERGE

@@ -13,7 +13,8 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from jobs.bundled_training.bank import COLOUR_NAMES, FIGURES, GroupBank
 from jobs.bundled_training.model import encode_groups, patches
 
-_SHIFT_PX = 3
+_TURN, _STRETCH, _SHIFT_PX = 0.12, 0.1, 3.0
+"""Furthest turn in radians, stretch as a share and shift in pixels, either way."""
 
 
 class ThrowAwayHead(nn.Module):
@@ -71,18 +72,26 @@ def train_vision(
 
 
 def disturbed(frames: Tensor, generator: torch.Generator) -> Tensor:
-    """Shift each group by a few pixels and change its contrast, brightness and noise, so that a bank lasts for many rounds.
+    """Turn, stretch and shift each group a little and change its contrast, brightness and noise, so that a bank lasts for many rounds.
 
     Args:
         frames: (groups, frames, px, px, 3) uint8.
+
+    Returns:
+        The same shape, float32 in 0..255.
     """
-    groups, _, side, _, _ = frames.shape
-    shift = torch.randint(-_SHIFT_PX, _SHIFT_PX + 1, (2, groups, 1), generator=generator)
-    rows, columns = (torch.arange(side) + shift).clamp(0, side - 1)
-    shifted = frames.permute(1, 0, 2, 3, 4)[:, torch.arange(groups)[:, None, None], rows[:, :, None], columns[:, None, :]].transpose(0, 1)
-    level = torch.rand(3, groups, 1, 1, 1, 1, generator=generator)
-    noise = torch.randn(shifted.shape, generator=generator) * 6 * level[2]
-    return (shifted * (0.9 + 0.2 * level[0]) + 20 * (level[1] - 0.5) + noise).clamp(0, 255)
+    groups, count, side, _, _ = frames.shape
+    turn, stretch, right, down, contrast, brightness, loudness = torch.rand(7, groups, generator=generator) * 2 - 1
+    turn, stretch, shift_x, shift_y = _TURN * turn, 1 + _STRETCH * stretch, 2 * _SHIFT_PX / side * right, 2 * _SHIFT_PX / side * down
+    cos, sin = stretch * turn.cos(), stretch * turn.sin()
+    motion = torch.stack([torch.stack([cos, -sin, shift_x], dim=1), torch.stack([sin, cos, shift_y], dim=1)], dim=1)
+    pictures = frames.permute(0, 1, 4, 2, 3).reshape(groups, count * 3, side, side).float()
+    grid = functional.affine_grid(motion, list(pictures.shape), align_corners=False)
+    moved = functional.grid_sample(pictures, grid, padding_mode="border", align_corners=False)
+    contrast, brightness, loudness = (x[:, None, None, None] for x in (1 + 0.1 * contrast, 10 * brightness, 3 + 3 * loudness))
+    noise = torch.randn(moved.shape, generator=generator) * loudness
+    changed = (moved * contrast + brightness + noise).clamp(0, 255)
+    return changed.view(groups, count, 3, side, side).permute(0, 1, 3, 4, 2)
 
 
 @torch.no_grad()
