@@ -23,7 +23,8 @@ from pipeline.synthetic.vocabulary import DIGITS, PLURALS, SHAPES
 LENGTHS = (2, 4, 8, 16, 32, 64)
 _PASS_MARK = 0.85
 _PRIMER_LEVELS = 2
-_HINT_WEIGHT = 0.5
+_HINT_WEIGHT, _CLOCK_WEIGHT = 0.5, 0.05
+_CLOCK_LAYERS, _MEAN_LOG_TIME = 2, 5.0
 _WINDOW_QUESTIONS = 120
 
 
@@ -43,7 +44,8 @@ def train_language(
     A length is passed when most colours, shapes and digits are named rightly at it; then the next one joins.
     Resumes from `checkpoint` when it exists: every step draws from its own seed, so a resumed run goes the same way.
     """
-    parameters = [*model.model.language_model.parameters()]
+    clock = Clock(model.get_input_embeddings().embedding_dim, seed)
+    parameters = [*model.model.language_model.parameters(), *clock.parameters()]
     decayed = [p for p in parameters if p.ndim > 1]
     plain = [p for p in parameters if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
@@ -54,6 +56,7 @@ def train_language(
     else:
         saved = torch.load(checkpoint, weights_only=False)
         model.load_state_dict(saved["model"])
+        clock.load_state_dict(saved["clock"])
         optimizer.load_state_dict(saved["optimizer"])
         progress = saved["progress"]
     started = time.monotonic() - progress.seconds
@@ -67,17 +70,18 @@ def train_language(
         primer = progress.level < _PRIMER_LEVELS
         questions, with_options = min(14, 3 + length // 2), not primer and bool(rng.random() < 0.5)
         kinds = {kind: weight for kind, weight in KIND_WEIGHTS.items() if kind in (*RECALL, "glimpse") or not primer}
-        step_tokens = 1800 + 28 * length
+        step_tokens = 1600 + 20 * length
         videos = max(4, step_tokens // (16 + 4 * length + (36 if with_options else 18) * questions))
         lesson = draw_lesson(
             rng, bank, tokenizer, groups=length, videos=videos, questions=questions, with_options=with_options, kind_weights=kinds
         )
         labels = torch.where(lesson.targets != -100, lesson.targets, lesson.hints)
         places = labels != -100
-        logits, is_answer = logits_at(model, lesson, places), (lesson.targets != -100)[places]
+        logits, early = logits_at(model, lesson, places)
+        is_answer = (lesson.targets != -100)[places]
         weights = torch.where(is_answer, 1.0, _HINT_WEIGHT)
         losses = functional.cross_entropy(logits, labels[places], reduction="none")
-        loss = (weights * losses).sum() / weights.sum()
+        loss = (weights * losses).sum() / weights.sum() + _CLOCK_WEIGHT * clock.loss(early, lesson)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -93,7 +97,10 @@ def train_language(
             progress.seconds = time.monotonic() - started
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             partial = checkpoint.with_suffix(".partial")
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": progress}, partial)
+            torch.save(
+                {"model": model.state_dict(), "clock": clock.state_dict(), "optimizer": optimizer.state_dict(), "progress": progress},
+                partial,
+            )
             partial.replace(checkpoint)
 
 
@@ -117,21 +124,54 @@ def name_what_is_seen(model: Qwen2_5_VLForConditionalGeneration, bank: FeatureBa
         attention.q_proj.weight.copy_(heads.repeat_interleave(attention.num_key_value_groups, dim=0).flatten(0, 1))
 
 
-def logits_at(model: Qwen2_5_VLForConditionalGeneration, lesson: Lesson, places: Tensor) -> Tensor:
-    """Logits at some tokens of the questions, (places, vocabulary); `places` is bool, shaped like `lesson.questions`."""
+class Clock(nn.Module):
+    """Reads from what the first layers make of a visual token when in the video it was seen; thrown away after training.
+
+    Only rotary positions tell the time, and those are no value that attention could carry on. With this loss the first layers learn to
+    write it down, without which "when" and "which came first" stay at chance.
+    """
+
+    def __init__(self, hidden: int, seed: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, 1)
+        nn.init.normal_(self.linear.weight, std=hidden**-0.5, generator=torch.Generator().manual_seed(seed))
+
+    def loss(self, early: tuple[Tensor, ...], lesson: Lesson) -> Tensor:
+        """Mean squared error of the logarithm of the time, over layers.
+
+        Args:
+            early: hidden states after the first layers, each (videos, all tokens, hidden).
+        """
+        first, tokens = len(lesson.prefix), lesson.features.shape[1]
+        seen = slice(first, first + tokens)
+        time = (1 + lesson.positions[0, :, seen] - first).float().log2() - _MEAN_LOG_TIME
+        return torch.stack([functional.mse_loss(self.linear(hidden[:, seen])[..., 0], time) for hidden in early]).mean()
+
+
+def logits_at(model: Qwen2_5_VLForConditionalGeneration, lesson: Lesson, places: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Logits at some tokens of the questions, and hidden states after the first layers.
+
+    Args:
+        places: bool, shaped like `lesson.questions`.
+
+    Returns:
+        (places, vocabulary) and `_CLOCK_LAYERS` times (videos, all tokens, hidden).
+    """
     language = model.model.language_model
     prefix = language.embed_tokens(lesson.prefix).expand(len(lesson.features), -1, -1)
     questions = language.embed_tokens(lesson.questions)
     embedded = torch.cat([prefix, lesson.features, questions.flatten(1, 2)], dim=1)
     language.set_attn_implementation("packed_questions")
-    hidden = language(
+    out = language(
         inputs_embeds=embedded,
         position_ids=lesson.positions,
         attention_mask={"full_attention": torch.tensor(lesson.questions.shape[1:])},
         use_cache=False,
-    ).last_hidden_state
+        output_hidden_states=True,
+    )
     language.set_attn_implementation("sdpa")
-    return model.lm_head(hidden[:, -questions.shape[1] * questions.shape[2] :].reshape(questions.shape)[places])
+    asked = out.last_hidden_state[:, -questions.shape[1] * questions.shape[2] :].reshape(questions.shape)
+    return model.lm_head(asked[places]), out.hidden_states[1 : 1 + _CLOCK_LAYERS]
 
 
 def _packed_attention(
@@ -144,24 +184,19 @@ def _packed_attention(
         attention_mask: the two numbers (questions, question tokens).
     """
     questions, width = attention_mask.tolist()
-    videos, heads, whole, head_dim = query.shape
-    common = whole - questions * width
+    common = query.shape[2] - questions * width
     key, value = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (key, value))
     seen = functional.scaled_dot_product_attention(
         query[:, :, :common], key[:, :, :common], value[:, :, :common], is_causal=True, scale=scaling
     )
-
-    def own(x: Tensor) -> Tensor:
-        return x[:, :, common:].reshape(videos, heads, questions, width, head_dim)
-
-    def with_common(x: Tensor) -> Tensor:
-        return torch.cat([x[:, :, None, :common].expand(-1, -1, questions, -1, -1), own(x)], dim=3)
-
-    scores = own(query) @ with_common(key).transpose(-1, -2) * scaling
-    ahead = torch.ones(width, width, dtype=torch.bool).triu(1)
-    scores = scores.masked_fill(functional.pad(ahead, (common, 0), value=False), float("-inf"))
-    asked = scores.softmax(dim=-1) @ with_common(value)
-    return torch.cat([seen, asked.reshape(videos, heads, -1, head_dim)], dim=2).transpose(1, 2), None
+    query, own_key, own_value = (x[:, :, common:].unflatten(2, (questions, width)) for x in (query, key, value))
+    to_own = query @ own_key.transpose(-1, -2)
+    to_own = to_own.masked_fill(torch.ones(width, width, dtype=torch.bool).triu(1), float("-inf"))
+    to_common = query.flatten(2, 3) @ key[:, :, :common].transpose(-1, -2)
+    weights = (torch.cat([to_common, to_own.flatten(2, 3)], dim=-1) * scaling).softmax(dim=-1)
+    asked = weights[..., :common] @ value[:, :, :common]
+    asked = asked + (weights[..., common:].unflatten(2, (questions, width)) @ own_value).flatten(2, 3)
+    return torch.cat([seen, asked], dim=2).transpose(1, 2), None
 
 
 ALL_ATTENTION_FUNCTIONS.register("packed_questions", _packed_attention)

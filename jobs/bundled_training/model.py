@@ -27,7 +27,7 @@ TOKENS_PER_SECOND = 2
 
 
 def build_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
-    """Qwen2.5-VL's architecture at 1.4 million parameters."""
+    """Qwen2.5-VL's architecture at 1.2 million parameters."""
 
     def token(name: str) -> int:
         return int(tokenizer.convert_tokens_to_ids(name))  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def build_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
     text = {
         "vocab_size": len(tokenizer),
         "hidden_size": 128,
-        "intermediate_size": 384,
+        "intermediate_size": 256,
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
