@@ -7,6 +7,8 @@ from torch import Tensor
 
 from engine.policies.base import CacheView, EvictionPolicy
 
+_CHUNK_ROWS = 256
+
 
 class Policy(EvictionPolicy):
     """Query-agnostic; keeps whole tokens, the same in all heads of a layer, chosen jointly.
@@ -21,7 +23,7 @@ class Policy(EvictionPolicy):
         """Drop entries until `count` are left beyond the protected ones, which stay but count as neighbours.
 
         An entry's feature is its keys before RoPE of all KV heads, each divided by that head's mean key norm; its weight is the mean
-        norm of its values. Takes slots * slots * 4 bytes for a moment.
+        norm of its values. Takes 256 * slots * 4 bytes for a moment, beside the features.
 
         Returns:
             (kv_heads, count) int64 slots, equal in all heads.
@@ -30,36 +32,65 @@ class Policy(EvictionPolicy):
         scaled = keys / keys.norm(dim=-1).mean(dim=1).clamp_min(torch.finfo(keys.dtype).tiny)[:, None, None]
         features = scaled.transpose(0, 1).reshape(keys.shape[1], -1)
         weight = view.values.float().norm(dim=-1).mean(0)
-        distances = torch.cdist(features, features).fill_diagonal_(torch.inf)
-        kept = _drop_nearest(distances, weight, view.protected, len(weight) - view.protected - count)
+        kept = _drop_nearest(features, weight, view.protected, len(weight) - view.protected - count)
         return kept[view.protected :].expand(keys.shape[0], -1)
 
 
-def _drop_nearest(distances: Tensor, weight: Tensor, protected: int, left: int) -> Tensor:
+def _drop_nearest(features: Tensor, weight: Tensor, protected: int, left: int) -> Tensor:
     """Slots that stay when `left` of them go, protected ones first, ascending: what dropping one by one would leave.
 
     Args:
-        distances: (slots, slots), overwritten. weight: (slots,).
+        features: (slots, width). weight: (slots,).
     """
-
-    def loss_of(weight: Tensor, nearest: Tensor) -> Tensor:
-        return torch.nan_to_num(weight * nearest, nan=0.0)  # finite: infinity is for those that don't go, or are gone
-
     slots = len(weight)
-    nearest, neighbour = distances.min(dim=1)
-    loss = loss_of(weight, nearest)
+    squares, ones = features.square().sum(dim=1, keepdim=True), torch.ones_like(weight)[:, None]
+    # |a - b|^2 is one product of rows of these two.
+    here, there = torch.cat([-2 * features, squares, ones], dim=1), torch.cat([features, ones, squares], dim=1)
+
+    def loss_of(entries: Tensor, squared: Tensor) -> Tensor:
+        loss = weight[entries] * squared.clamp_min(0).sqrt()
+        return torch.nan_to_num(loss, nan=0.0)  # finite: infinity is for those that don't go, or are gone
+
     stays = torch.ones(slots, dtype=torch.bool, device=weight.device)
+    squared, neighbour = _nearest_of_all(here, there)
+    loss = loss_of(torch.arange(slots, device=weight.device), squared)
     loss[:protected] = torch.inf
     while left > 0:
+        # A loss whose neighbour is gone is a lower bound. No more than `left` entries can lie below one of these, so they are in reach.
         least = loss.topk(left, largest=False).indices
         turn = torch.full((slots,), slots, device=weight.device)
         turn[least] = torch.arange(left, device=weight.device)
-        gone = least[turn[neighbour[least]] >= turn[least]]  # whoever's neighbour goes first waits: its loss is about to change
-        stays[gone] = False
-        loss[gone] = torch.inf
-        distances[:, gone] = torch.inf
-        bereft = (stays & ~stays[neighbour]).nonzero().flatten()
-        nearest, neighbour[bereft] = distances[bereft].min(dim=1)
-        loss[bereft] = loss_of(weight[bereft], nearest).masked_fill(bereft < protected, torch.inf)
-        left -= len(gone)
+        theirs = neighbour[least]
+        goes = stays[theirs] & (turn[theirs] >= turn[least])  # whoever's neighbour goes first waits: its loss is about to change
+        stays[least[goes]] = False
+        loss[least[goes]] = torch.inf
+        left -= int(goes.sum())
+        alone = least[~goes & ~stays[theirs]]
+        others = stays.nonzero().flatten()
+        nearness = here[alone] @ there[others].T
+        nearness.scatter_(1, torch.searchsorted(others, alone)[:, None], torch.inf)
+        squared, place = nearness.min(dim=1)
+        neighbour[alone] = others[place]
+        loss[alone] = loss_of(alone, squared)
     return stays.nonzero().flatten()
+
+
+def _nearest_of_all(here: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each entry the nearest other one, each pair being looked at once.
+
+    Args:
+        here, there: (slots, width) whose products are squared distances.
+
+    Returns:
+        (slots,) squared distances, infinite for a single entry, and (slots,) int64 slots.
+    """
+    least = torch.full_like(here[:, 0], torch.inf)
+    neighbour = torch.zeros_like(least, dtype=torch.long)
+    for start in range(0, len(here), _CHUNK_ROWS):
+        squared = (here[start : start + _CHUNK_ROWS] @ there[start:].T).fill_diagonal_(torch.inf)
+        for dim, entries in ((1, slice(start, start + _CHUNK_ROWS)), (0, slice(start, None))):
+            found, place = squared.min(dim=dim)
+            closer = found < least[entries]
+            least[entries] = torch.where(closer, found, least[entries])
+            neighbour[entries] = torch.where(closer, start + place, neighbour[entries])
+    return least, neighbour
