@@ -8,6 +8,7 @@ from torch import Tensor
 from engine.policies.base import CacheView, EvictionPolicy
 
 _CHUNK_ROWS = 256
+"""Rows of distances at a time on a CPU; other devices take all at once, for which a launch costs more than what it computes."""
 
 
 class Policy(EvictionPolicy):
@@ -23,7 +24,7 @@ class Policy(EvictionPolicy):
         """Drop entries until `count` are left beyond the protected ones, which stay but count as neighbours.
 
         An entry's feature is its keys before RoPE of all KV heads, each divided by that head's mean key norm; its weight is the mean
-        norm of its values. Takes 256 * slots * 4 bytes for a moment, beside the features.
+        norm of its values. Takes 256 * slots * 4 bytes for a moment beside the features, on CUDA slots * slots * 4.
 
         Returns:
             (kv_heads, count) int64 slots, equal in all heads.
@@ -86,9 +87,10 @@ def _nearest_of_all(here: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
     """
     least = torch.full_like(here[:, 0], torch.inf)
     neighbour = torch.zeros_like(least, dtype=torch.long)
-    for start in range(0, len(here), _CHUNK_ROWS):
-        squared = (here[start : start + _CHUNK_ROWS] @ there[start:].T).fill_diagonal_(torch.inf)
-        for dim, entries in ((1, slice(start, start + _CHUNK_ROWS)), (0, slice(start, None))):
+    step = _CHUNK_ROWS if here.device.type == "cpu" else len(here)
+    for start in range(0, len(here), step):
+        squared = (here[start : start + step] @ there[start:].T).fill_diagonal_(torch.inf)
+        for dim, entries in ((1, slice(start, start + step)), (0, slice(start, None))):
             found, place = squared.min(dim=dim)
             closer = found < least[entries]
             least[entries] = torch.where(closer, found, least[entries])

@@ -143,6 +143,18 @@ def test_questions_bench_says_which_number_missed_the_target() -> None:
     assert questions.over_target(rows) == ["100 questions missed it with 1.25"]
 
 
+def test_evict_bench_counts_what_a_choice_takes() -> None:
+    argv = ["evict", "--budget", "128", "--block", "98", "--blocks", "3", "--policies", "value_norm,coverage", *SHAPE]
+    result, out, _ = run(argv)
+    norm, coverage = result["rows"]
+    assert norm["slots"] == coverage["slots"] == 226
+    assert norm["flops"] == norm["waits"] == 0 < norm["operations"] < coverage["operations"]
+    width = 32 + 2  # one KV head, and the two columns that make a product a squared distance
+    assert coverage["flops"] >= 2 * 226 * 226 * width and coverage["moved_bytes"] > 226 * 226 * 4
+    assert coverage["waits"] >= 2 and 0 < coverage["compress_share"] < 1
+    assert "of the forward's %" in out
+
+
 def test_vision_bench_finds_the_same_features() -> None:
     sizes = ["--windows", "28,56", "--hidden", "64", "--depth", "8", "--frame-px", "84", "--groups", "2", "--repeats", "1"]
     result, out, _ = run(["vision", *sizes, "--device", "cpu", "--threads", "1", "--profile"])
