@@ -228,7 +228,7 @@ def _listed_tasks(videos: str, questions: str, storage: Storage, notes: list[str
     if problems:
         raise _manifest_error(questions, problems)
     alone = _is_file(videos, storage)
-    if not alone and split_s3(videos) is None and not local_path(videos).exists():
+    if not alone and split_s3(videos) is None and not os.path.exists(local_path(videos)):
         raise ManifestError(f"videos={videos}: no such folder; check the spelling")
     files = [resolve_uri(videos, os.getcwd())] if alone else storage.list(videos)
     media = [uri for uri in files if "." + uri.rpartition(".")[2].lower() in MEDIA_SUFFIXES]
@@ -247,7 +247,7 @@ def _listed_tasks(videos: str, questions: str, storage: Storage, notes: list[str
 def _is_file(uri: str, storage: Storage) -> bool:
     """Whether an address is one file's, not a folder's."""
     if split_s3(uri) is None:
-        return local_path(uri).is_file()
+        return os.path.isfile(local_path(uri))
     return uri.lower().endswith(MEDIA_SUFFIXES) and storage.exists(uri)
 
 

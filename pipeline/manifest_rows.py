@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,7 +55,7 @@ def read_rows(uri: str, storage: Storage, *, questions_only: bool = False) -> It
         readers |= {".json": _json_list, ".txt": _text}
     if suffix not in readers:
         raise InputError(f"{uri}: the suffix {suffix!r} isn't one of {', '.join(readers)}; convert or rename the file")
-    if split_s3(uri) is None and local_path(uri).exists() and not (local_path(uri).is_file() or local_path(uri).is_dir()):
+    if split_s3(uri) is None and os.path.exists(path := local_path(uri)) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise InputError(f"{uri}: isn't a regular file; write it to one first")
     size = storage.size(uri)
     if size > MAX_MANIFEST_BYTES:

@@ -127,7 +127,7 @@ class ResultStore:
         """
         if split_s3(self.output):
             return
-        place = next(path for path in (Path(self.output), *Path(self.output).parents) if path.exists())
+        place = next(path for path in (Path(self.output), *Path(self.output).parents) if os.path.exists(path))
         if not place.is_dir():
             raise StorageSetupError(f"output={self.output}: {place} is a file; name a folder")
         if not os.access(place, os.W_OK | os.X_OK):

@@ -65,7 +65,7 @@ def checkpoint_folder(engine: EngineConfig, storage: Storage, *, weights: bool =
     folder = Path(storage.config.models_dir) if storage.config.models_dir else _private_folder()
     if split_s3(model) is not None:
         return _from_bucket(model, storage, revision, folder, weights)
-    if model == "bundled" or Path(model).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+    if model == "bundled" or os.path.exists(model) or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         return None
     return _from_hub(model, revision, folder, weights)
 

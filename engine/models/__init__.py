@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import pkgutil
 import re
 from functools import lru_cache
@@ -38,7 +39,7 @@ BUNDLED = Path(__file__).parents[1] / "bundled" / "qwen2_5_vl_tiny"
 def model_path(config: EngineConfig) -> str:
     """Folder or hub id to load from; "bundled" is the project's own test model."""
     if config.model != "bundled":
-        if not (Path(config.model).exists() or _HUB_ID.fullmatch(config.model)):
+        if not (os.path.exists(config.model) or _HUB_ID.fullmatch(config.model)):
             raise ConfigError(f"engine.model={config.model}: no such folder, and no hub id (OWNER/NAME) either; check the spelling")
         return config.model
     if not (BUNDLED / "config.json").exists():
