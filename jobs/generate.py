@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=arguments.seed,
             questions=arguments.questions,
             options={"always": True, "never": False, "mixed": None}[arguments.options],
-            kinds=_kinds(arguments),
+            kinds=None if arguments.kinds == "all" else tuple(arguments.kinds.split(",")),
         )
         manifest = write_dataset(Path(arguments.output), planned)
     except ReelkeepError as error:
@@ -72,15 +72,6 @@ def _check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value < low:
             raise ConfigError(f"--{name}={value} must be at least {low}")
-    known = SETS[arguments.set].kinds
-    if unknown := [kind for kind in _kinds(arguments) or () if kind not in known]:
-        raise ConfigError(
-            f"--kinds={arguments.kinds}: {unknown[0]!r} is not a kind of the {arguments.set} set; there are {', '.join(known)}"
-        )
-
-
-def _kinds(arguments: argparse.Namespace) -> tuple[str, ...] | None:
-    return None if arguments.kinds == "all" else tuple(arguments.kinds.split(","))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from engine.errors import ConfigError
 from pipeline.synthetic.picture import draw_picture, side_of, write_picture
 from pipeline.synthetic.questions import KINDS, PICTURE_KINDS, SyntheticQuestion, ask
 from pipeline.synthetic.script import EVENTS, Script, write_script
@@ -102,9 +103,13 @@ def plan_videos(
         kinds: which kinds to ask, of the medium's `kinds`; None for all of them.
 
     Raises:
-        ConfigError: too few groups for the set's events, or cells that make no square.
+        ConfigError: a kind that the set hasn't, too few groups for its events, or cells that make no square.
     """
     medium = SETS[set_name]
+    if unknown := [kind for kind in kinds or () if kind not in medium.kinds]:
+        raise ConfigError(
+            f"kinds={','.join(kinds or ())}: {unknown[0]!r} is not a kind of the {set_name} set; there are {', '.join(medium.kinds)}"
+        )
     medium.check_groups(groups)
     times_s = np.arange(groups) * GROUP_S
     for index in range(videos):
