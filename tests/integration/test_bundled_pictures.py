@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,14 @@ from engine import Engine, Question
 from engine.config import EngineConfig
 from engine.geometry import FrameGeometry
 from engine.models import load_adapter
-from jobs import train_bundled
+from jobs import study, train_bundled
 from jobs.bundled_training.bank import NOTHING_COLOUR, build_bank
 from jobs.bundled_training.internvl import INTERNVL, MAX_TILES, TILE_TOKENS
 from jobs.bundled_training.language_stage import logits_at
 from jobs.bundled_training.lessons import FeatureBank, draw_lesson, expected_reply, question_prompt
 from jobs.bundled_training.thumbnails import Thumbnails, parts_named
+from jobs.studying.cells import grid
+from jobs.studying.trial import Laboratory
 from pipeline.synthetic.dataset import plan_videos
 from pipeline.synthetic.draw import FRAME_PX
 from pipeline.video.images import open_image
@@ -191,3 +194,21 @@ def test_both_commands_run_and_a_saved_folder_opens_everywhere(tmp_path: Path, c
     assert "pictures-simple     4 groups  where" in shown
     assert train_bundled.main(["evaluate", "--architecture", "internvl", "--model", str(tmp_path / "out"), "--sets", "dense"]) == 2
     assert "'dense' is not a set of internvl" in capsys.readouterr().err
+
+
+def test_policies_are_compared_on_pictures_too(folder, tmp_path: Path, capsys) -> None:
+    options = ["--set", "pictures-simple", "--groups", "16", "--kinds", "shape,where", "--questions", "6", "--budgets", "8", "--json"]
+    arguments = ["--model", str(folder), "--output", str(tmp_path), "--policies", "full,keydiff,snapkv,uniform", *options]
+    assert study.main(arguments) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [row["policy"] for row in rows] == ["full", "keydiff", "snapkv", "uniform"]
+    assert rows[0]["events_kept"] == 100 and {row["questions"] for row in rows} == {rows[0]["questions"]}
+    assert all(row["share"] == pytest.approx(100 * 8 / 68) for row in rows[1:]), "sixteen cells and the thumbnail"
+    laboratory = Laboratory(load_adapter(EngineConfig(model=str(folder))), "image")
+    (cell,) = grid(["keydiff"], [8], [4], ["during"], ["group"])
+    assert laboratory.engine(cell, 4).new_cache().budget_tokens == 8 + 4, (
+        "beyond the prompt's three tokens and the one that opens the image"
+    )
+    assert rows[1]["kv_peak_bytes"] < 0.6 * rows[0]["kv_peak_bytes"]
+    assert study.main([*arguments, "--kinds", "when"]) == 2
+    assert "'when' is not a kind of the pictures-simple set" in capsys.readouterr().err
