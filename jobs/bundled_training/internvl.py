@@ -60,7 +60,7 @@ class InternVL(Architecture):
     kind_weights: ClassVar = {"colour": 0.18, "shape": 0.18, "digit": 0.18, "exists": 0.2, "where": 0.2, "glimpse": 0.06}
     lengths = (4, 9, 16, 36, 64)
     chunk_groups = MAX_TILES
-    bank_groups, vision_steps, language_steps = 36_000, 1_400, 3_000
+    bank_groups, vision_steps, language_steps = 36_000, 1_600, 2_800
 
     def build_tokenizer(self) -> PreTrainedTokenizerFast:
         return build_tokenizer(_SPECIAL, _CHAT_TEMPLATE, _NAMES)
@@ -79,6 +79,9 @@ class InternVL(Architecture):
     def build_model(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> InternVLForConditionalGeneration:
         torch.manual_seed(seed)
         model = InternVLForConditionalGeneration(build_config(tokenizer)).float()
+        embeddings = model.model.vision_tower.embeddings
+        for parameter in (embeddings.cls_token, embeddings.position_embeddings):  # transformers leaves both at zero
+            nn.init.normal_(parameter, std=0.1)
         for layer in model.model.language_model.layers:
             # Normalised queries and keys of weight one can't single out one token among hundreds.
             nn.init.constant_(layer.self_attn.q_norm.weight, _SHARPNESS)
@@ -145,6 +148,7 @@ def build_config(tokenizer: PreTrainedTokenizerFast) -> InternVLConfig:
         "image_size": [FRAME_PX, FRAME_PX],
         "patch_size": [PATCH_PX, PATCH_PX],
         "layer_scale_init_value": 1.0,
+        "initializer_range": 0.06,
     }
     return InternVLConfig(
         text_config=text,

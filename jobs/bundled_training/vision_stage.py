@@ -17,6 +17,9 @@ from jobs.bundled_training.thumbnails import Thumbnails, thumbnail_loss
 _TURN, _STRETCH, _SHIFT_PX = 0.12, 0.1, 3.0
 """Furthest turn in radians, stretch as a share and shift in pixels, either way."""
 
+_THUMBNAIL_WEIGHT = 0.25
+"""Small: several needles to name at once make a noisy loss, which would drown the tiles' own."""
+
 
 class ThrowAwayHead(nn.Module):
     """Reads colour and figure, "nothing" included, from every single visual token."""
@@ -62,7 +65,7 @@ def train_vision(
         seen = disturbed(train.frames[rows], generator)
         loss = _loss(head(architecture.encode(model, seen)), train.colour[rows], train.figure[rows])
         if thumbnails is not None:
-            loss = loss + thumbnail_loss(architecture, model, head, thumbnails, train, generator)
+            loss = loss + _THUMBNAIL_WEIGHT * thumbnail_loss(architecture, model, head, thumbnails, train, generator)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
