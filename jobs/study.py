@@ -1,6 +1,6 @@
-"""Which entries are worth keeping? Policies at several budgets, asked the same questions about videos whose every event is known.
+"""Which entries are worth keeping? Policies at several budgets, asked the same questions about videos or pictures whose every event is known.
 
-Each video is written as a file, decoded as the main job does, kept in every way that is compared and asked. A study can be stopped and
+Each is written as a file, decoded as the main job does, kept in every way that is compared and asked. A study can be stopped and
 started again: what is in its folder isn't done twice. It ends with a table, `summary.parquet`, `answers.parquet` and `accuracy.png`.
 Budgets count the visual tokens kept beyond the protected prompt prefix.
 """
@@ -28,9 +28,7 @@ from jobs.studying.cells import grid
 from jobs.studying.trial import Laboratory, Watched
 from jobs.terminal import complain, make_console
 from pipeline.results import digest
-from pipeline.synthetic.dataset import SyntheticVideo, plan_videos
-from pipeline.synthetic.questions import KINDS
-from pipeline.synthetic.script import EVENTS
+from pipeline.synthetic.dataset import PICTURES, SETS, SyntheticVideo, plan_videos
 
 TRAINED_KINDS = "colour,shape,digit,exists"
 VIDEOS_MOST = 100_000
@@ -70,12 +68,13 @@ def _study(arguments: argparse.Namespace) -> int:
         _words(arguments.compress),
         _words(arguments.alignments),
     )
-    laboratory = Laboratory(load_adapter(EngineConfig(model=arguments.model, device=arguments.device)))
+    videos, pictures = list(_videos(arguments)), arguments.set.startswith(PICTURES)
+    laboratory = Laboratory(load_adapter(EngineConfig(model=arguments.model, device=arguments.device)), "image" if pictures else "video")
     folder: Path = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
     notebook = folder / "answers.jsonl"
     model = f"{arguments.model}@{checkpoint_digest(arguments.model)}"
-    videos, visual_tokens, started_s = list(_videos(arguments)), 0, time.monotonic()
+    visual_tokens, started_s = 0, time.monotonic()
     done = _read(notebook, model, {video.video_id: [question_id for question_id, _ in video.questions] for video in videos})
     with notebook.open("a") as notes, tempfile.TemporaryDirectory() as scratch:
         for number, video in enumerate(videos, 1):
@@ -85,7 +84,7 @@ def _study(arguments: argparse.Namespace) -> int:
             path = video.write(Path(scratch))
             watched = Watched.of(path, laboratory.adapter)
             path.unlink()
-            visual_tokens = len(watched.groups) * laboratory.adapter.geometry.group_tokens(*watched.groups[0].frames.shape[-2:])
+            visual_tokens = len(watched.groups) * watched.group_tokens
             for cell in missing:
                 rows = [row | {"model": model, "asked": _asked(video)} for row in laboratory.try_cell(cell, watched, video)]
                 done[cell.name, video.video_id, _asked(video)] = rows
@@ -95,7 +94,8 @@ def _study(arguments: argparse.Namespace) -> int:
             print(f"video {number} of {len(videos)}, {left_s:.0f} s left", file=sys.stderr)
     answers = [row for cell in cells for video in videos for row in done[cell.name, video.video_id, _asked(video)]]
     rows = tables.summary(cells, answers, visual_tokens)
-    _show(rows, answers, folder, f"{arguments.set} set, {arguments.groups} groups, {visual_tokens} visual tokens, seed {arguments.seed}")
+    length = f"{arguments.groups} {'cells' if pictures else 'groups'}"
+    _show(rows, answers, folder, f"{arguments.set} set, {length}, {visual_tokens} visual tokens, seed {arguments.seed}")
     if arguments.json:
         print(json.dumps({"rows": rows}))
     return 0
@@ -186,11 +186,6 @@ def _numbers(name: str, text: str) -> list[int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    def kinds(text: str) -> str:
-        if unknown := [kind for kind in _words(text) if kind not in KINDS]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
-        return text
-
     def some_of(*allowed: str) -> Any:
         def check(text: str) -> str:
             if unknown := [word for word in _words(text) if word not in allowed]:
@@ -203,11 +198,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, default=Path("study"), help="folder for what is found")
     parser.add_argument("--model", default="bundled", help="as engine.model")
     parser.add_argument("--device", default="auto", help="as engine.device")
-    parser.add_argument("--set", choices=list(EVENTS), default="dense", help="events in each video")
-    parser.add_argument("--groups", type=int, default=64, help="length of each video in temporal groups of a second")
+    parser.add_argument("--set", choices=list(SETS), default="dense", help="events in each video or picture")
+    parser.add_argument(
+        "--groups", type=int, default=64, help="length of each video in temporal groups of a second, or cells of each picture"
+    )
     parser.add_argument("--questions", type=int, default=500, help="questions a cell; videos are added until there are as many")
     parser.add_argument("--questions-per-video", type=int, default=12, help="questions a video, the kinds in turn")
-    parser.add_argument("--kinds", type=kinds, default=TRAINED_KINDS, help="kinds of question, separated by commas")
+    parser.add_argument("--kinds", default=TRAINED_KINDS, help="kinds of question, separated by commas")
     parser.add_argument("--options", choices=["mixed", "always", "never"], default="never", help="multiple choice or free-form")
     parser.add_argument("--seed", type=int, default=7, help="of the videos and questions")
     parser.add_argument(
@@ -216,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
         help="policies, separated by commas; with options as in snapkv:kernel_size=1; uniform thins out frames instead",
     )
     parser.add_argument("--budgets", default="16,32", help="visual tokens kept beyond the prompt prefix, separated by commas")
-    parser.add_argument("--block-groups", default="4", help="temporal groups a block, separated by commas")
+    parser.add_argument("--block-groups", default="4", help="temporal groups or tiles a block, separated by commas")
     parser.add_argument("--compress", type=some_of("during", "after"), default="during", help="during the prefill, after it, or both")
     parser.add_argument("--alignments", type=some_of("group", "none"), default="group", help="group, none, or both")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")

@@ -1,4 +1,4 @@
-"""Train the bundled test model from a seed, or measure how often it answers rightly."""
+"""Train a bundled test model from a seed, or measure how often it answers rightly."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from engine.errors import ConfigError, ReelkeepError
+from jobs.bundled_training.architecture import Architecture
 from jobs.bundled_training.bank import build_bank
 from jobs.bundled_training.evaluate import Tally, evaluate_bundle
+from jobs.bundled_training.internvl import INTERNVL
 from jobs.bundled_training.language_stage import train_language
 from jobs.bundled_training.lessons import FeatureBank
-from jobs.bundled_training.model import build_model, encode_groups, patches, save_bundle
-from jobs.bundled_training.tokenizer import build_tokenizer
+from jobs.bundled_training.qwen2_5_vl import QWEN2_5_VL
+from jobs.bundled_training.thumbnails import Thumbnails
 from jobs.bundled_training.vision_stage import train_vision
 from jobs.terminal import complain
-from pipeline.synthetic.script import EVENTS
+from pipeline.synthetic.dataset import PICTURES, SETS
 
-BUNDLE = Path(__file__).parents[1] / "engine" / "bundled" / "qwen2_5_vl_tiny"
-BANK_GROUPS, HELD_OUT_GROUPS = 36_000, 1_200
-VISION_STEPS, LANGUAGE_STEPS = 3_000, 6_000
+ARCHITECTURES: dict[str, Architecture] = {architecture.name: architecture for architecture in (QWEN2_5_VL, INTERNVL)}
+BUNDLE = QWEN2_5_VL.bundle
+HELD_OUT_GROUPS = 1_200
 _HELD_OUT_SEED = 1_000_000
 
 
@@ -42,50 +45,60 @@ def train(arguments: argparse.Namespace) -> int:
     """Both stages, then the bundle; every stage that a work folder already holds is taken from it."""
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    work = Path(arguments.work)
+    architecture = ARCHITECTURES[arguments.architecture]
+    work = Path(arguments.work or f"build/train_{architecture.name}")
     work.mkdir(parents=True, exist_ok=True)
     log = _logger(work / "training.log")
-    tokenizer = build_tokenizer()
-    model = build_model(tokenizer, arguments.seed)
+    tokenizer = architecture.build_tokenizer()
+    model = architecture.build_model(tokenizer, arguments.seed)
     started = time.monotonic()
-    train_groups = build_bank(arguments.seed + 1, arguments.bank_groups)
+    train_groups = build_bank(architecture, arguments.seed + 1, arguments.bank_groups or architecture.bank_groups)
     log(f"{len(train_groups.frames)} groups drawn, encoded and decoded in {time.monotonic() - started:.0f} s")
     vision = work / "vision.pt"
     if vision.exists():
-        model.model.visual.load_state_dict(torch.load(vision, weights_only=True))
+        architecture.vision(model).load_state_dict(torch.load(vision, weights_only=True))
     else:
-        held_out = build_bank(arguments.seed + _HELD_OUT_SEED, HELD_OUT_GROUPS)
-        right = train_vision(model, train_groups, held_out, seed=arguments.seed, steps=arguments.vision_steps, log=log)
+        held_out = build_bank(architecture, arguments.seed + _HELD_OUT_SEED, HELD_OUT_GROUPS)
+        steps = arguments.vision_steps or architecture.vision_steps
+        right = train_vision(architecture, model, train_groups, held_out, seed=arguments.seed, steps=steps, log=log)
         log(f"vision: every token of {100 * right:.1f}% of the held-out groups names them rightly")
-        torch.save(model.model.visual.state_dict(), vision)
+        torch.save(architecture.vision(model).state_dict(), vision)
     with torch.no_grad():
-        features = torch.cat([encode_groups(model, patches(chunk)) for chunk in train_groups.frames.split(256)])
+        features = torch.cat([architecture.encode(model, chunk) for chunk in train_groups.frames.split(256)])
+    small = Thumbnails(train_groups.frames) if architecture.has_thumbnail else None
     train_language(
+        architecture,
         model,
-        FeatureBank.from_groups(train_groups, features),
+        FeatureBank.from_groups(train_groups, features, small and small.features(partial(architecture.encode, model))),
         tokenizer,
         seed=arguments.seed,
-        steps=arguments.language_steps,
+        steps=arguments.language_steps or architecture.language_steps,
         checkpoint=work / "language.pt",
         log=log,
     )
-    save_bundle(model, tokenizer, Path(arguments.output))
-    log(f"bundle written to {arguments.output}")
+    output = Path(arguments.output or architecture.bundle)
+    architecture.save(model, tokenizer, output)
+    log(f"bundle written to {output}")
     return 0
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
     """Print a row a set, length, kind and form; with --json one JSON object as the last line."""
-    folder = Path(arguments.model)
+    architecture = ARCHITECTURES[arguments.architecture]
+    folder = Path(arguments.model or architecture.bundle)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"--model={folder} holds no config.json; give a folder that `train_bundled train` wrote")
     tallies: list[Tally] = []
-    for set_name in arguments.sets.split(","):
+    media = [name for name in SETS if name.startswith(PICTURES) == architecture.has_thumbnail]
+    sets = arguments.sets.split(",") if arguments.sets else media
+    if unknown := [name for name in sets if name not in media]:
+        raise ConfigError(f"--sets={arguments.sets}: {unknown[0]!r} is not a set of {architecture.name}; there are {', '.join(media)}")
+    for set_name in sets:
         for groups in arguments.groups.split(","):
             found = evaluate_bundle(folder, set_name=set_name, groups=int(groups), videos=arguments.videos, seed=arguments.seed)
             for tally in found:
                 print(
-                    f"{tally.set_name:>7} {tally.groups:>5} groups  {tally.kind:<7}{tally.form:<8}"
+                    f"{tally.set_name:>15} {tally.groups:>5} groups  {tally.kind:<7}{tally.form:<8}"
                     f"{100 * tally.right / tally.questions:6.1f}% of {tally.questions}",
                     flush=True,
                 )
@@ -98,21 +111,27 @@ def evaluate(arguments: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     shown = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(prog="reelkeep train_bundled", description=__doc__)
+    chosen = argparse.ArgumentParser(add_help=False)
+    chosen.add_argument("--architecture", choices=list(ARCHITECTURES), default=QWEN2_5_VL.name, help="which of the bundled models")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser("train", help="train from a seed; continues where an earlier run stopped", formatter_class=shown)
-    command.add_argument("--output", default=str(BUNDLE), help="folder for weights, configuration and processor files")
-    command.add_argument("--work", default="build/train_bundled", help="folder for checkpoints and training.log")
+    command = commands.add_parser(
+        "train", help="train from a seed; continues where an earlier run stopped", parents=[chosen], formatter_class=shown
+    )
+    command.add_argument("--output", help="folder for weights, configuration and processor files; the architecture's own unless given")
+    command.add_argument("--work", help="folder for checkpoints and training.log; build/train_ARCHITECTURE unless given")
     command.add_argument("--seed", type=int, default=0, help="of weights, videos and questions")
     command.add_argument("--threads", type=int, default=0, help="threads of torch; 0 leaves torch's own choice")
-    command.add_argument("--bank-groups", type=int, default=BANK_GROUPS, help="temporal groups drawn and encoded for training")
-    command.add_argument("--vision-steps", type=int, default=VISION_STEPS, help="steps of the vision stage")
-    command.add_argument("--language-steps", type=int, default=LANGUAGE_STEPS, help="steps of the language stage")
+    command.add_argument("--bank-groups", type=int, help="temporal groups, or cells of pictures, drawn and encoded for training")
+    command.add_argument("--vision-steps", type=int, help="steps of the vision stage")
+    command.add_argument("--language-steps", type=int, help="steps of the language stage")
     command.set_defaults(run=train)
-    command = commands.add_parser("evaluate", help="accuracy by kind and length on real files from an unseen seed", formatter_class=shown)
-    command.add_argument("--model", default=str(BUNDLE), help="folder of the bundle")
-    command.add_argument("--groups", default="64,256", help="lengths in temporal groups, separated by commas")
-    command.add_argument("--sets", default=",".join(EVENTS), help="sets of videos, separated by commas")
-    command.add_argument("--videos", type=int, default=100, help="videos a set and length")
+    command = commands.add_parser(
+        "evaluate", help="accuracy by kind and length on real files from an unseen seed", parents=[chosen], formatter_class=shown
+    )
+    command.add_argument("--model", help="folder of the bundle; the architecture's own unless given")
+    command.add_argument("--groups", default="64,256", help="lengths in temporal groups or cells, separated by commas")
+    command.add_argument("--sets", help="sets of videos or pictures, separated by commas; all of the architecture's unless given")
+    command.add_argument("--videos", type=int, default=100, help="videos or pictures a set and length")
     command.add_argument("--seed", type=int, default=777, help="of the videos; must differ from the training seed")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
     command.set_defaults(run=evaluate)

@@ -1,4 +1,4 @@
-"""Stage two: the language model learns to find needles, on videos that grow from two groups to 64."""
+"""Stage two: the language model learns to find needles, on videos or pictures that grow from a few groups to 64."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
+from transformers import PreTrainedTokenizerFast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from jobs.bundled_training.architecture import Architecture
 from jobs.bundled_training.bank import COLOUR_NAMES
-from jobs.bundled_training.lessons import KIND_WEIGHTS, RECALL, FeatureBank, Lesson, draw_lesson
+from jobs.bundled_training.lessons import RECALL, FeatureBank, Lesson, draw_lesson
 from pipeline.synthetic.vocabulary import DIGITS, PLURALS, SHAPES
 
-LENGTHS = (2, 4, 8, 16, 32, 64)
 _PASS_MARK = 0.85
 _PRIMER_LEVELS = 2
 _HINT_WEIGHT, _CLOCK_WEIGHT = 0.5, 0.05
@@ -29,7 +29,8 @@ _WINDOW_QUESTIONS = 120
 
 
 def train_language(
-    model: Qwen2_5_VLForConditionalGeneration,
+    architecture: Architecture,
+    model: Any,
     bank: FeatureBank,
     tokenizer: PreTrainedTokenizerFast,
     *,
@@ -50,7 +51,7 @@ def train_language(
     plain = [p for p in parameters if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98))
-    progress = Progress()
+    progress, lengths = Progress(), architecture.lengths
     if not checkpoint.exists():
         name_what_is_seen(model, bank, tokenizer)
     else:
@@ -66,14 +67,22 @@ def train_language(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * _schedule(step, steps)
         rng = np.random.default_rng([seed, step])
-        length = _draw_length(rng, progress)
+        length = _draw_length(rng, progress, lengths)
         primer = progress.level < _PRIMER_LEVELS
         questions, with_options = min(14, 3 + length // 2), not primer and bool(rng.random() < 0.5)
-        kinds = {kind: weight for kind, weight in KIND_WEIGHTS.items() if kind in (*RECALL, "glimpse") or not primer}
+        kinds = {kind: weight for kind, weight in architecture.kind_weights.items() if kind in (*RECALL, "glimpse") or not primer}
         step_tokens = 1600 + 20 * length
         videos = max(4, step_tokens // (16 + 4 * length + (36 if with_options else 18) * questions))
         lesson = draw_lesson(
-            rng, bank, tokenizer, groups=length, videos=videos, questions=questions, with_options=with_options, kind_weights=kinds
+            rng,
+            architecture,
+            bank,
+            tokenizer,
+            groups=length,
+            videos=videos,
+            questions=questions,
+            with_options=with_options,
+            kind_weights=kinds,
         )
         labels = torch.where(lesson.targets != -100, lesson.targets, lesson.hints)
         places = labels != -100
@@ -81,17 +90,19 @@ def train_language(
         is_answer = (lesson.targets != -100)[places]
         weights = torch.where(is_answer, 1.0, _HINT_WEIGHT)
         losses = functional.cross_entropy(logits, labels[places], reduction="none")
-        loss = (weights * losses).sum() / weights.sum() + _CLOCK_WEIGHT * clock.loss(early, lesson)
+        loss = (weights * losses).sum() / weights.sum()
+        if architecture.timed:
+            loss = loss + _CLOCK_WEIGHT * clock.loss(early, lesson)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         scores.add(lesson, logits.detach().argmax(-1)[is_answer], length, loss.item(), losses[~is_answer].mean().item())
-        if progress.level < len(LENGTHS) - 1 and scores.passed(LENGTHS[progress.level]):
+        if progress.level < len(lengths) - 1 and scores.passed(lengths[progress.level]):
             progress.level += 1
-            log(f"language step {step}: on to {LENGTHS[progress.level]} groups after {time.monotonic() - started:.0f} s")
+            log(f"language step {step}: on to {lengths[progress.level]} groups after {time.monotonic() - started:.0f} s")
         if step % 50 == 0:
-            shown = LENGTHS[progress.level] if step % 100 == 0 else 8
+            shown = lengths[progress.level] if step % 100 == 0 else lengths[_PRIMER_LEVELS]
             log(f"language step {step}/{steps} {time.monotonic() - started:.0f} s {scores.line(shown)}")
         if step % 100 == 0 or step == steps:
             progress.seconds = time.monotonic() - started
@@ -105,7 +116,7 @@ def train_language(
 
 
 @torch.no_grad()
-def name_what_is_seen(model: Qwen2_5_VLForConditionalGeneration, bank: FeatureBank, tokenizer: PreTrainedTokenizerFast) -> None:
+def name_what_is_seen(model: Any, bank: FeatureBank, tokenizer: PreTrainedTokenizerFast) -> None:
     """Start each word that names a colour, shape or digit at the mean feature of what it names, and queries like keys.
 
     So the first attention scores already say "this is what that word means". Left to chance, finding that takes longer than all the rest.
@@ -120,7 +131,7 @@ def name_what_is_seen(model: Qwen2_5_VLForConditionalGeneration, bank: FeatureBa
                 embedding[tokenizer.convert_tokens_to_ids(name)] = meaning
     for layer in model.model.language_model.layers:
         attention: Any = layer.self_attn
-        heads = attention.k_proj.weight.view(-1, attention.head_dim, attention.hidden_size)
+        heads = attention.k_proj.weight.view(-1, attention.head_dim, attention.k_proj.in_features)
         attention.q_proj.weight.copy_(heads.repeat_interleave(attention.num_key_value_groups, dim=0).flatten(0, 1))
 
 
@@ -148,7 +159,7 @@ class Clock(nn.Module):
         return torch.stack([functional.mse_loss(self.linear(hidden[:, seen])[..., 0], time) for hidden in early]).mean()
 
 
-def logits_at(model: Qwen2_5_VLForConditionalGeneration, lesson: Lesson, places: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+def logits_at(model: Any, lesson: Lesson, places: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Logits at some tokens of the questions, and hidden states after the first layers.
 
     Args:
@@ -164,7 +175,7 @@ def logits_at(model: Qwen2_5_VLForConditionalGeneration, lesson: Lesson, places:
     language.set_attn_implementation("packed_questions")
     out = language(
         inputs_embeds=embedded,
-        position_ids=lesson.positions,
+        position_ids=lesson.positions.squeeze(0),  # a single axis is no axis to transformers
         attention_mask={"full_attention": torch.tensor(lesson.questions.shape[1:])},
         use_cache=False,
         output_hidden_states=True,
@@ -207,7 +218,7 @@ class Progress:
     """How far training has come.
 
     Attributes:
-        level: index into LENGTHS of the longest videos so far.
+        level: index into the architecture's lengths of the longest videos so far.
         seconds: training time, earlier runs included.
     """
 
@@ -244,9 +255,9 @@ class Scores:
         keys = [(kind, length, "words") for kind in ("colour", "shape", "digit")]
         return all(self._seen[k] >= _WINDOW_QUESTIONS for k in keys) and sum(self._share[k] for k in keys) / len(keys) >= _PASS_MARK
 
-    def compares(self) -> bool:
-        """Whether "is there" and options, at 8 groups, are answered clearly better than by chance."""
-        keys = [("exists", 8, "words"), *((kind, 8, "options") for kind in RECALL)]
+    def compares(self, length: int) -> bool:
+        """Whether "is there" and options, at a length, are answered clearly better than by chance."""
+        keys = [("exists", length, "words"), *((kind, length, "options") for kind in RECALL)]
         return sum(self._share[k] for k in keys) / len(keys) >= _PASS_MARK
 
     def line(self, length: int) -> str:
@@ -259,10 +270,10 @@ class Scores:
         return f"loss {self._loss:.3f} (hints {self._hint_loss:.3f}) at {length} groups: " + " ".join(shown)
 
 
-def _draw_length(rng: np.random.Generator, progress: Progress) -> int:
+def _draw_length(rng: np.random.Generator, progress: Progress, lengths: tuple[int, ...]) -> int:
     """Mostly the longest so far; but comparing (exists, options) is learnt on short videos, where a step costs little."""
-    reached = LENGTHS[: progress.level + 1]
-    if progress.level < _PRIMER_LEVELS or progress.scores.compares():
+    reached = lengths[: progress.level + 1]
+    if progress.level < _PRIMER_LEVELS or progress.scores.compares(lengths[_PRIMER_LEVELS]):
         return reached[-1] if rng.random() < 0.6 else int(rng.choice(reached))
     return reached[-1] if rng.random() < 0.1 else int(rng.choice(reached[1:4]))
 

@@ -1,7 +1,8 @@
-"""Training batches for the language model: videos put together from encoded groups, several questions to each."""
+"""Training batches for the language model: videos or pictures put together from encoded groups, several questions to each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,26 +10,24 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from jobs.bundled_training.architecture import Architecture
 from jobs.bundled_training.bank import COLOUR_NAMES, FIGURES, GroupBank
-from jobs.bundled_training.model import GROUP_TOKENS, TOKENS_PER_SECOND
 from pipeline.synthetic.questions import SyntheticQuestion, ask
 from pipeline.synthetic.script import Script, script_with
 
-PREFIX = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"
 OPTION_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-KIND_WEIGHTS = {"colour": 0.18, "shape": 0.18, "digit": 0.18, "exists": 0.18, "count": 0.09, "order": 0.09, "when": 0.10, "glimpse": 0.08}
 RECALL = ("colour", "shape", "digit", "exists")
 # A random gap in front of the options: they must be compared with the question by content, not by how far behind it they are.
 _GAP_SHARE, _GAP_POSITIONS = 0.7, 40
 _STRIDES_S, _STRIDE_SHARES = (0.5, 1.0, 2.0, 4.0, 8.0), (0.15, 0.4, 0.25, 0.12, 0.08)
 
 
-def question_prompt(question: SyntheticQuestion) -> str:
-    """Everything from the end of the video to the place of the answer, in the chat template's form."""
+def question_prompt(architecture: Architecture, question: SyntheticQuestion) -> str:
+    """Everything from the end of the video or picture to the place of the answer, in the chat template's form."""
     lines = [question.text, *(f"{letter}. {option}" for letter, option in zip(OPTION_LETTERS, question.options, strict=False))]
     if question.options:
         lines.append("Answer with the option's letter.")
-    return "<|vision_end|>" + "\n".join(lines) + "<|im_end|>\n<|im_start|>assistant\n"
+    return architecture.close + "\n".join(lines) + "<|im_end|>\n<|im_start|>assistant\n"
 
 
 def expected_reply(question: SyntheticQuestion) -> str:
@@ -36,38 +35,31 @@ def expected_reply(question: SyntheticQuestion) -> str:
     return OPTION_LETTERS[question.options.index(question.answer)] if question.options else question.answer
 
 
-def video_positions(times_s: np.ndarray, start: int) -> np.ndarray:
-    """Positions of a video's tokens, (3, groups * GROUP_TOKENS): time from seconds, height and width from the place in the frame."""
-    side = int(GROUP_TOKENS**0.5)
-    groups = len(times_s)
-    time = np.repeat(np.floor(times_s * TOKENS_PER_SECOND).astype(np.int64), GROUP_TOKENS)
-    place = np.tile(np.arange(GROUP_TOKENS), groups)
-    return start + np.stack([time, place // side, place % side])
-
-
 @dataclass(frozen=True)
 class FeatureBank:
     """Encoded groups, found by what they show.
 
     Attributes:
-        features: (groups, GROUP_TOKENS, hidden) float32.
+        features: (groups, group tokens, hidden) float32.
         needles: rows of `features` by (colour, figure).
         backgrounds: rows without needle or glitch, neighbours in the video being neighbours here.
         glitches: rows that show a glitch.
+        thumbnails: features of a whole picture's small copy from its (pictures, cells) rows, where the architecture has one.
     """
 
     features: Tensor
     needles: dict[tuple[str, str], np.ndarray]
     backgrounds: np.ndarray
     glitches: np.ndarray
+    thumbnails: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
-    def from_groups(cls, bank: GroupBank, features: Tensor) -> FeatureBank:
+    def from_groups(cls, bank: GroupBank, features: Tensor, thumbnails: Callable[[Tensor], Tensor] | None = None) -> FeatureBank:
         """Index a bank's encoded groups."""
         colour, figure, glitch = bank.colour.numpy(), bank.figure.numpy(), bank.glitch.numpy()
         needles = {(c, f): np.flatnonzero((colour == i) & (figure == j)) for i, c in enumerate(COLOUR_NAMES) for j, f in enumerate(FIGURES)}
         empty = colour == len(COLOUR_NAMES)
-        return cls(features, needles, np.flatnonzero(empty & ~glitch), np.flatnonzero(glitch))
+        return cls(features, needles, np.flatnonzero(empty & ~glitch), np.flatnonzero(glitch), thumbnails)
 
     def rows(self, rng: np.random.Generator, script: Script) -> np.ndarray:
         """A row of `features` for every group of a script."""
@@ -79,6 +71,11 @@ class FeatureBank:
             rows[needle.group] = rng.choice(self.needles[needle.colour, needle.figure])
         return rows
 
+    def visual(self, rows: Tensor) -> Tensor:
+        """Everything that the language model sees of (videos, groups) rows, (videos, visual tokens, hidden)."""
+        seen = self.features[rows].flatten(1, 2)
+        return seen if self.thumbnails is None else torch.cat([seen, self.thumbnails(rows)], dim=1)
+
 
 @dataclass(frozen=True)
 class Lesson:
@@ -86,9 +83,9 @@ class Lesson:
 
     Attributes:
         prefix: (prefix tokens,) ids.
-        features: (videos, groups * GROUP_TOKENS, hidden).
+        features: (videos, visual tokens, hidden).
         questions: (videos, questions, question tokens) ids, padded at the end.
-        positions: (3, videos, all tokens), the questions one after the other behind the video.
+        positions: (axes, videos, all tokens), the questions one after the other behind the video.
         targets: (videos, questions, question tokens) the next token where an answer is due, -100 elsewhere.
         hints: as `targets`, for training alone: the answer's first word before and at the question mark; at each option's last word its
             letter if it is the right one, else "no". They break a long chain of steps into short ones.
@@ -114,6 +111,7 @@ def draw_times(rng: np.random.Generator, groups: int) -> np.ndarray:
 
 def draw_lesson(
     rng: np.random.Generator,
+    architecture: Architecture,
     bank: FeatureBank,
     tokenizer: PreTrainedTokenizerFast,
     *,
@@ -121,20 +119,19 @@ def draw_lesson(
     videos: int,
     questions: int,
     with_options: bool,
-    kind_weights: dict[str, float] = KIND_WEIGHTS,
+    kind_weights: dict[str, float] | None = None,
 ) -> Lesson:
     """Draw a batch: scripts from nearly empty to crowded, questions of the given kinds, all of one form."""
-    prefix = tokenizer(PREFIX).input_ids
-    asked = []
+    prefix = tokenizer(architecture.prefix).input_ids
+    asked, places = [], []
     rows = np.empty((videos, groups), dtype=np.int64)
-    visual = np.empty((3, videos, groups * GROUP_TOKENS), dtype=np.int64)
     for video in range(videos):
         script = _draw_script(rng, groups)
-        times_s = draw_times(rng, groups)
+        times_s = draw_times(rng, groups) if architecture.timed else np.zeros(groups)
         rows[video] = bank.rows(rng, script)
-        visual[:, video] = video_positions(times_s, start=len(prefix))
-        asked.append(_draw_questions(rng, script, times_s, questions, with_options, kind_weights))
-    prompts = [[tokenizer(question_prompt(q)).input_ids for q in mine] for mine in asked]
+        places.append(architecture.positions(times_s, start=len(prefix)))
+        asked.append(_draw_questions(rng, script, times_s, questions, with_options, kind_weights or architecture.kind_weights))
+    prompts = [[tokenizer(question_prompt(architecture, q)).input_ids for q in mine] for mine in asked]
     replies = [[[*tokenizer(expected_reply(q)).input_ids, tokenizer.eos_token_id] for q in mine] for mine in asked]
     width = max(len(p) + len(r) - 1 for ps, rs in zip(prompts, replies, strict=True) for p, r in zip(ps, rs, strict=True))
     ids = np.full((videos, questions, width), tokenizer.pad_token_id)
@@ -151,15 +148,16 @@ def draw_lesson(
             hints[video, index, asked_at - 1 : asked_at + 1] = tokenizer(question.answer).input_ids[0]
             if question.options and rng.random() < _GAP_SHARE:
                 gaps[video, index, asked_at + 1 :] = rng.integers(_GAP_POSITIONS)
-            ends = np.flatnonzero(np.array(prompt) == newline)[1 : 1 + len(question.options)]
+            ends = asked_at + 1 + np.flatnonzero(np.array(prompt[asked_at + 1 :]) == newline)[1 : 1 + len(question.options)]
             for end, option in zip(ends, question.options, strict=False):
                 hints[video, index, end - 1] = reply[0] if option == question.answer else no
+    visual = np.stack(places, axis=1)
     resumed = visual.max(axis=(0, 2))[:, None, None] + 1 + np.arange(width) + gaps
-    text = np.broadcast_to(np.arange(len(prefix)), (3, videos, len(prefix)))
-    spoken = np.broadcast_to(resumed.reshape(videos, -1), (3, videos, questions * width))
+    text = np.broadcast_to(np.arange(len(prefix)), (architecture.axes, videos, len(prefix)))
+    spoken = np.broadcast_to(resumed.reshape(videos, -1), (architecture.axes, videos, questions * width))
     return Lesson(
         prefix=torch.tensor(prefix),
-        features=bank.features[torch.from_numpy(rows)].flatten(1, 2),
+        features=bank.visual(torch.from_numpy(rows)),
         questions=torch.from_numpy(ids),
         positions=torch.from_numpy(np.concatenate([text, visual, spoken], axis=2)),
         targets=torch.from_numpy(targets),

@@ -1,4 +1,4 @@
-"""A word-level tokenizer with Qwen2.5-VL's special tokens and chat template."""
+"""A word-level tokenizer; by default with Qwen2.5-VL's special tokens and chat template."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import string
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.synthetic.vocabulary import COLOURS, PLURALS, SHAPES, TIME_RANGES
+from pipeline.synthetic.vocabulary import COLOURS, PLURALS, QUARTERS, SHAPES, TIME_RANGES
 
 SPECIAL = ("<|endoftext|>", "<|unk|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
@@ -24,6 +24,8 @@ _PHRASES = (
     ". , ? : ' - \n",
 )
 
+_PLACES = ("Where", *QUARTERS)
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
@@ -39,22 +41,30 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer: one token a word, a punctuation mark or a line break; anything else is `<|unk|>`."""
-    words = dict.fromkeys(SPECIAL)
+def build_tokenizer(
+    special: tuple[str, ...] = SPECIAL, chat_template: str = CHAT_TEMPLATE, names: dict[str, str] | None = None
+) -> PreTrainedTokenizerFast:
+    """The tokenizer: one token a word, a punctuation mark or a line break; anything else is `<|unk|>`.
+
+    Args:
+        special: special tokens, in the order of their ids.
+        names: what a processor calls some of them, for architectures whose processor asks for them by name; these also ask about places.
+    """
+    words = dict.fromkeys(special)
     words |= dict.fromkeys(string.ascii_uppercase)
-    for phrase in _PHRASES:
+    for phrase in (*_PHRASES, *(_PLACES if names else ())):
         words |= dict.fromkeys(phrase.replace("\n", " \n ").split(" "))
     words.pop("", None)
     core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<|unk|>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|\w+|[^\w\s]"), behavior="removed", invert=True)
+    core.add_special_tokens(list(special))
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         unk_token="<|unk|>",
         pad_token="<|endoftext|>",
         eos_token="<|im_end|>",
-        additional_special_tokens=list(SPECIAL[2:]),
+        extra_special_tokens=names or list(special[2:]),
         clean_up_tokenization_spaces=False,
         model_max_length=32768,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
     )

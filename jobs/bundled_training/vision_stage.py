@@ -1,20 +1,24 @@
-"""Stage one: the vision tower learns, alone, to name what a group shows, through a classifier that is thrown away afterwards."""
+"""Stage one: the vision tower learns, alone, to name what a group or tile shows, through a classifier that is thrown away afterwards."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Qwen2_5_VLForConditionalGeneration
 
+from jobs.bundled_training.architecture import Architecture
 from jobs.bundled_training.bank import COLOUR_NAMES, FIGURES, GroupBank
-from jobs.bundled_training.model import encode_groups, patches
+from jobs.bundled_training.thumbnails import Thumbnails, thumbnail_loss
 
 _TURN, _STRETCH, _SHIFT_PX = 0.12, 0.1, 3.0
 """Furthest turn in radians, stretch as a share and shift in pixels, either way."""
+
+_THUMBNAIL_WEIGHT = 0.25
+"""Small: several needles to name at once make a noisy loss, which would drown the tiles' own."""
 
 
 class ThrowAwayHead(nn.Module):
@@ -32,7 +36,8 @@ class ThrowAwayHead(nn.Module):
 
 
 def train_vision(
-    model: Qwen2_5_VLForConditionalGeneration,
+    architecture: Architecture,
+    model: Any,
     train: GroupBank,
     held_out: GroupBank,
     *,
@@ -50,14 +55,17 @@ def train_vision(
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     head = ThrowAwayHead(model.get_input_embeddings().embedding_dim)
-    parameters = [*model.model.visual.parameters(), *head.parameters()]
+    parameters = [*architecture.vision(model).parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    thumbnails = Thumbnails(train.frames) if architecture.has_thumbnail else None
     started, running = time.monotonic(), 0.0
     for step in range(1, steps + 1):
         rows = torch.randint(len(train.frames), (batch_groups,), generator=generator)
         seen = disturbed(train.frames[rows], generator)
-        loss = _loss(head(encode_groups(model, patches(seen))), train.colour[rows], train.figure[rows])
+        loss = _loss(head(architecture.encode(model, seen)), train.colour[rows], train.figure[rows])
+        if thumbnails is not None:
+            loss = loss + _THUMBNAIL_WEIGHT * thumbnail_loss(architecture, model, head, thumbnails, train, generator)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -65,10 +73,10 @@ def train_vision(
         schedule.step()
         running += (loss.item() - running) / min(step, 50)
         if step % 50 == 0 or step == steps:
-            right = measure_vision(model, head, held_out) if step % 200 == 0 or step == steps else None
+            right = measure_vision(architecture, model, head, held_out) if step % 200 == 0 or step == steps else None
             shown = "" if right is None else f" held-out groups named rightly {right:.3f}"
             log(f"vision step {step}/{steps} loss {running:.4f} {time.monotonic() - started:.0f} s{shown}")
-    return measure_vision(model, head, held_out)
+    return measure_vision(architecture, model, head, held_out)
 
 
 def disturbed(frames: Tensor, generator: torch.Generator) -> Tensor:
@@ -95,12 +103,12 @@ def disturbed(frames: Tensor, generator: torch.Generator) -> Tensor:
 
 
 @torch.no_grad()
-def measure_vision(model: Qwen2_5_VLForConditionalGeneration, head: ThrowAwayHead, bank: GroupBank) -> float:
+def measure_vision(architecture: Architecture, model: Any, head: ThrowAwayHead, bank: GroupBank) -> float:
     """Share of groups that the tokens of each, taken together, name rightly in colour and figure."""
     right = 0
     for start in range(0, len(bank.frames), 256):
         rows = slice(start, start + 256)
-        colour, figure = head(encode_groups(model, patches(bank.frames[rows])))
+        colour, figure = head(architecture.encode(model, bank.frames[rows]))
         guesses = (logits.log_softmax(-1).mean(dim=1).argmax(-1) for logits in (colour, figure))
         right += int(((next(guesses) == bank.colour[rows]) & (next(guesses) == bank.figure[rows])).sum())
     return right / len(bank.frames)

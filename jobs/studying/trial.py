@@ -1,4 +1,4 @@
-"""One synthetic video, kept in many ways: who still answers its questions?"""
+"""One synthetic video or picture, kept in many ways: who still answers its questions?"""
 
 from __future__ import annotations
 
@@ -12,43 +12,55 @@ from engine import Engine, EngineConfig, Question, VideoBlock
 from engine.blocks import BlockPlanner, subsample
 from engine.cache import BudgetedCache
 from engine.models import ModelAdapter
-from engine.types import FrameGroup
+from engine.types import FrameGroup, MediaKind
 from jobs.studying.cells import UNIFORM, Cell
 from pipeline.synthetic.dataset import SyntheticVideo
 from pipeline.synthetic.questions import SyntheticQuestion
 from pipeline.synthetic.video import GROUP_S
 from pipeline.video.config import DecodeConfig
-from pipeline.video.source import open_video
+from pipeline.video.source import open_media
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A decoded video, small enough to hold: a row of groups, each with its own time."""
+    """A decoded video or picture, small enough to hold: a row of groups, each with its own time.
+
+    Attributes:
+        groups: temporal groups, or tiles and the thumbnail behind them.
+        group_tokens: visual tokens of each.
+    """
 
     groups: list[FrameGroup]
+    group_tokens: int
+    kind: MediaKind
 
     @classmethod
     def of(cls, path: Path, adapter: ModelAdapter) -> Watched:
         """Decode a file as the main job does."""
-        source = open_video(str(path), adapter.geometry, DecodeConfig(fps=adapter.geometry.frames_per_group / GROUP_S))
-        blocks = source.blocks(1)  # a group is never split, so each is a block
-        return cls([FrameGroup(block.frames, block.times_s[0]) for block in blocks])
+        geometry = adapter.geometry
+        source = open_media(str(path), geometry, DecodeConfig(fps=geometry.frames_per_group / GROUP_S))
+        blocks = [block for block in source.blocks(1) if isinstance(block, VideoBlock)]  # a group is never split, so each is a block
+        tokens = geometry.group_tokens(*source.frame_size_px) - (geometry.group_text_tokens if blocks[0].kind == "image" else 0)
+        return cls([FrameGroup(block.frames, block.times_s[0]) for block in blocks], tokens, blocks[0].kind)
 
-    def blocks(self, cell: Cell, group_tokens: int) -> Iterator[VideoBlock]:
-        """The video as a cell reads it."""
-        planner = BlockPlanner(cell.block_groups * group_tokens, lambda height_px, width_px: group_tokens)
+    def blocks(self, cell: Cell) -> Iterator[VideoBlock]:
+        """The video or picture as a cell reads it."""
+
+        def planned(block_groups: int) -> Iterator[VideoBlock]:
+            planner = BlockPlanner(block_groups * self.group_tokens, lambda height_px, width_px: self.group_tokens)
+            return planner.blocks(self.groups, seconds_per_group=GROUP_S if self.kind == "video" else None, kind=self.kind)
+
         if cell.policy == UNIFORM and cell.budget_tokens is not None:
-            single = BlockPlanner(1, lambda height_px, width_px: group_tokens).blocks(self.groups, seconds_per_group=GROUP_S)
-            return subsample(single, total_groups=len(self.groups), keep_groups=max(1, cell.budget_tokens // group_tokens))
-        return planner.blocks(self.groups, seconds_per_group=GROUP_S)
+            return subsample(planned(1), total_groups=len(self.groups), keep_groups=max(1, cell.budget_tokens // self.group_tokens))
+        return planned(cell.block_groups)
 
 
 class Laboratory:
     """One loaded model behind the engines of all cells."""
 
-    def __init__(self, adapter: ModelAdapter) -> None:
+    def __init__(self, adapter: ModelAdapter, kind: MediaKind = "video") -> None:
         self.adapter = adapter
-        self.prefix_tokens = adapter.prefix_tokens(adapter.processor, adapter.config)
+        self.prefix_tokens = adapter.prefix_tokens(adapter.processor, adapter.config, kind)
 
     @cache  # noqa: B019 - lives as long as the study
     def engine(self, cell: Cell, group_tokens: int) -> Engine:
@@ -69,13 +81,12 @@ class Laboratory:
             A row a question: cell, video_id, question_id, kind, right, and for the video events_kept (share of its events of which a
             layer keeps a token, mean of the layers) and kv_peak_bytes.
         """
-        group_tokens = self.adapter.geometry.group_tokens(*watched.groups[0].frames.shape[-2:])
-        engine = self.engine(cell, group_tokens)
+        engine = self.engine(cell, watched.group_tokens)
         asked = [Question(q.text, q.options, question_id) for question_id, q in video.questions]
         passes: Sequence[list[Question]] = [[question] for question in asked] if engine.query_aware else [asked]
         rows = []
         for questions in passes:
-            kept = engine.prefill(watched.blocks(cell, group_tokens), question=questions[0] if engine.query_aware else None)
+            kept = engine.prefill(watched.blocks(cell), question=questions[0] if engine.query_aware else None)
             events_kept = _events_kept(kept.cache, [needle.group for needle in video.script.needles])
             wanted = dict(video.questions)
             for answer in engine.answer(kept, questions):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isqrt
 
 import numpy as np
 
 from pipeline.synthetic.script import Needle, Script
-from pipeline.synthetic.vocabulary import COLOURS, DIGITS, PLURALS, SHAPES, TIME_RANGES, time_range
+from pipeline.synthetic.vocabulary import COLOURS, DIGITS, PLURALS, QUARTERS, SHAPES, TIME_RANGES, time_range
 
 _OPTIONS = 4
 
@@ -19,7 +20,7 @@ class SyntheticQuestion:
     """A question with its only right answer.
 
     Attributes:
-        kind: a key of `PRIMER_KINDS`.
+        kind: a key of `PRIMER_KINDS` or `PICTURE_KINDS`.
         text: the question, without options.
         answer: the expected answer, in words; one of `options` when there are any.
         options: answers to choose from; empty for a free-form question.
@@ -35,14 +36,14 @@ def ask(rng: np.random.Generator, script: Script, times_s: np.ndarray, kind: str
     """Draw one question of a kind.
 
     Args:
-        script: what the video shows.
+        script: what the video or picture shows.
         times_s: (groups,) when each group starts, in seconds.
         with_options: whether the answer is to be chosen from options.
 
     Returns:
         None when the script has nothing that this kind can ask about.
     """
-    drawn = PRIMER_KINDS[kind](rng, script, times_s)
+    drawn = (PRIMER_KINDS | PICTURE_KINDS)[kind](rng, script, times_s)
     if drawn is None:
         return None
     text, answer, options = drawn
@@ -134,6 +135,19 @@ def _glimpse(rng: np.random.Generator, script: Script, _: np.ndarray) -> _Drawn:
     return f"Is there {article} {word} shape?" if by_colour else f"Is there a {word}?", answer, ["yes", "no"]
 
 
+def _where(rng: np.random.Generator, script: Script, _: np.ndarray) -> _Drawn:
+    side = isqrt(script.groups)
+    twice_off = [(2 * (n.group // side) + 1 - side, 2 * (n.group % side) + 1 - side) for n in script.shapes]
+    # What stands in the middle row or column of an odd side is in no quarter.
+    placed = [
+        (n.name, QUARTERS[2 * (down > 0) + (right > 0)]) for n, (down, right) in zip(script.shapes, twice_off, strict=True) if down * right
+    ]
+    if not placed:
+        return None
+    name, answer = _pick(rng, placed)
+    return f"Where is the {name}?", answer, list(QUARTERS)
+
+
 KINDS: dict[str, Callable[[np.random.Generator, Script, np.ndarray], _Drawn]] = {
     "colour": _colour,
     "shape": _shape,
@@ -143,6 +157,9 @@ KINDS: dict[str, Callable[[np.random.Generator, Script, np.ndarray], _Drawn]] = 
     "order": _order,
     "when": _when,
 }
+
+PICTURE_KINDS = {kind: KINDS[kind] for kind in ("colour", "shape", "digit", "exists")} | {"where": _where}
+"""What can be asked about a still image: a script whose groups are the cells of a square, row by row."""
 
 PRIMER_KINDS = KINDS | {"glimpse": _glimpse}
 """With a kind that is too easy to measure anything, and from which a model learns what "there" means."""

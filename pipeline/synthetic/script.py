@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from engine.errors import ConfigError
 from pipeline.synthetic.vocabulary import COLOURS, DIGITS, SHAPES
-
-SetName = Literal["simple", "dense"]
 
 EVENTS: dict[str, tuple[int, int]] = {"simple": (3, 1), "dense": (8, 4)}
 """Coloured shapes and coloured digits in one video of each set."""
@@ -71,8 +68,8 @@ class Script:
         return tuple(n for n in self.needles if n.is_digit)
 
 
-def write_script(rng: np.random.Generator, groups: int, set_name: SetName) -> Script:
-    """Draw a script for one of the named sets.
+def write_script(rng: np.random.Generator, groups: int, set_name: str) -> Script:
+    """Draw a script for one of the named sets, a key of `EVENTS`.
 
     Raises:
         ConfigError: the video is too short for the set's events.

@@ -26,8 +26,8 @@ _X264 = {
 }
 
 
-def draw_frames(rng: np.random.Generator, script: Script) -> Iterator[np.ndarray]:
-    """Yield every frame of the file, (FRAME_PX, FRAME_PX, 3) uint8 RGB, `FRAMES_PER_GROUP` a temporal group."""
+def draw_frames(rng: np.random.Generator, script: Script, frames_per_group: int = FRAMES_PER_GROUP) -> Iterator[np.ndarray]:
+    """Yield every frame of the file, (FRAME_PX, FRAME_PX, 3) uint8 RGB, `frames_per_group` a temporal group."""
     background = Background(rng)
     needles = {n.group: n for n in script.needles}
     for group in range(script.groups):
@@ -36,7 +36,7 @@ def draw_frames(rng: np.random.Generator, script: Script) -> Iterator[np.ndarray
         needle = needles.get(group)
         sprite = NeedleSprite(rng, needle.colour, needle.figure) if needle else None
         flash = glitch(rng) if group in script.glitches else None
-        for _ in range(FRAMES_PER_GROUP):
+        for _ in range(frames_per_group):
             frame = background.frame() if flash is None else flash
             if sprite is not None:
                 frame = sprite.over(frame)

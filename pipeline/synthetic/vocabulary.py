@@ -28,6 +28,8 @@ TIME_RANGES: tuple[tuple[float, str], ...] = (
     (float("inf"), "after 8 minutes"),
 )
 
+QUARTERS: tuple[str, ...] = ("top left", "top right", "bottom left", "bottom right")
+
 PLURALS: dict[str, str] = {shape: {"cross": "crosses"}.get(shape, shape + "s") for shape in SHAPES}
 
 

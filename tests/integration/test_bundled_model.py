@@ -13,8 +13,8 @@ from jobs import train_bundled
 from jobs.bundled_training.bank import COLOUR_NAMES, FIGURES, build_bank
 from jobs.bundled_training.evaluate import evaluate_bundle, sampled_frames
 from jobs.bundled_training.language_stage import logits_at
-from jobs.bundled_training.lessons import PREFIX, RECALL, FeatureBank, draw_lesson, expected_reply, question_prompt
-from jobs.bundled_training.model import GROUP_TOKENS, build_model, encode_groups, patches
+from jobs.bundled_training.lessons import RECALL, FeatureBank, draw_lesson, expected_reply, question_prompt
+from jobs.bundled_training.qwen2_5_vl import GROUP_TOKENS, QWEN2_5_VL, build_model, encode_groups, patches
 from jobs.bundled_training.tokenizer import SPECIAL, build_tokenizer
 from jobs.train_bundled import BUNDLE
 from pipeline.synthetic.dataset import plan_videos
@@ -36,7 +36,7 @@ def processor():
 def tiny_bank():
     """Features that name what they show, so that no vision tower is needed."""
     rng = np.random.default_rng(0)
-    bank = build_bank(3, 600)
+    bank = build_bank(QWEN2_5_VL, 3, 600)
     names = torch.from_numpy(rng.normal(size=(len(COLOUR_NAMES) + 1, len(FIGURES) + 1, 128)).astype(np.float32))
     features = names[bank.colour, bank.figure][:, None].expand(-1, GROUP_TOKENS, -1).contiguous()
     index = FeatureBank.from_groups(bank, features)
@@ -75,7 +75,7 @@ def test_the_chat_template_gives_the_trained_prompt(processor):
     messages = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "Which shape is red?"}]}]
     prompt = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     tail = "<|vision_end|>Which shape is red?<|im_end|>\n<|im_start|>assistant\n"
-    assert prompt == PREFIX + "<|video_pad|>" + tail
+    assert prompt == QWEN2_5_VL.prefix + "<|video_pad|>" + tail
 
 
 def test_every_word_of_every_question_is_known():
@@ -83,7 +83,7 @@ def test_every_word_of_every_question_is_known():
     for set_name in ("simple", "dense"):
         for video in plan_videos(videos=30, groups=600, set_name=set_name, seed=3, questions=14):
             for _, question in video.questions:
-                for text in (question_prompt(question), expected_reply(question)):
+                for text in (question_prompt(QWEN2_5_VL, question), expected_reply(question)):
                     assert tokenizer.unk_token_id not in tokenizer(text).input_ids, text
     for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ":
         assert len(tokenizer(letter).input_ids) == 1
@@ -92,7 +92,7 @@ def test_every_word_of_every_question_is_known():
 
 
 def test_groups_encoded_together_or_alone_have_the_same_features(model):
-    bank = build_bank(11, 60)
+    bank = build_bank(QWEN2_5_VL, 11, 60)
     cut = patches(bank.frames[:9])
     with torch.no_grad():
         grid = torch.tensor([[9, 4, 4]])
@@ -107,12 +107,12 @@ def test_packed_questions_read_as_if_asked_alone(tiny_bank):
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, seed=1).eval()
     rng = np.random.default_rng(2)
-    lesson = draw_lesson(rng, tiny_bank, tokenizer, groups=8, videos=2, questions=3, with_options=True)
+    lesson = draw_lesson(rng, QWEN2_5_VL, tiny_bank, tokenizer, groups=8, videos=2, questions=3, with_options=True)
     language, embed = model.model.language_model, model.get_input_embeddings()
     common = len(lesson.prefix) + lesson.features.shape[1]
     width = lesson.questions.shape[2]
     with torch.no_grad():
-        packed = logits_at(model, lesson, lesson.targets != -100)
+        packed, _ = logits_at(model, lesson, lesson.targets != -100)
         alone = []
         for video, asked in enumerate(lesson.asked):
             for index in range(len(asked)):

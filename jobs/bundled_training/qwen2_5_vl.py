@@ -1,12 +1,14 @@
-"""The tiny Qwen2.5-VL: its configuration, its processor, and a vision pass that encodes many groups at once."""
+"""The tiny Qwen2.5-VL: its configuration, its processor, its videos, and a vision pass that encodes many groups at once."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import io
+from typing import Any, ClassVar
 
+import av
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
     PreTrainedTokenizerFast,
@@ -18,7 +20,11 @@ from transformers import (
 )
 from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
+from jobs.bundled_training.architecture import Architecture, normalise
+from jobs.bundled_training.tokenizer import build_tokenizer
 from pipeline.synthetic.draw import FRAME_PX
+from pipeline.synthetic.script import Script
+from pipeline.synthetic.video import FRAMES_PER_GROUP, draw_frames, write_video
 
 PATCH_PX, MERGE, GROUP_FRAMES = 14, 2, 2
 GROUP_TOKENS = (FRAME_PX // (PATCH_PX * MERGE)) ** 2
@@ -91,14 +97,28 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2_5_VLForC
     return Qwen2_5_VLForConditionalGeneration(build_config(tokenizer)).float()
 
 
-def save_bundle(model: Qwen2_5_VLForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write weights (fp16 safetensors), configuration and processor files where `from_pretrained` finds them."""
-    half = Qwen2_5_VLForConditionalGeneration(model.config).half()
-    half.load_state_dict(model.state_dict())
-    half.generation_config.eos_token_id = tokenizer.eos_token_id
-    half.generation_config.pad_token_id = tokenizer.pad_token_id
-    half.save_pretrained(folder)
-    build_processor(tokenizer).save_pretrained(folder)
+def through_codec(rng: np.random.Generator, script: Script) -> np.ndarray:
+    """Encode a script and decode it again, keeping the frames a sampler at 2 fps would take.
+
+    Returns:
+        (groups, GROUP_FRAMES, px, px, 3) uint8.
+    """
+    file = io.BytesIO()
+    write_video(file, draw_frames(rng, script))
+    file.seek(0)
+    step = FRAMES_PER_GROUP // GROUP_FRAMES
+    with av.open(file) as container:
+        kept = [f.to_ndarray(format="rgb24") for i, f in enumerate(container.decode(video=0)) if i % step == 0]
+    return np.stack(kept).reshape(script.groups, GROUP_FRAMES, *kept[0].shape)
+
+
+def video_positions(times_s: np.ndarray, start: int) -> np.ndarray:
+    """Positions of a video's tokens, (3, groups * GROUP_TOKENS): time from seconds, height and width from the place in the frame."""
+    side = int(GROUP_TOKENS**0.5)
+    groups = len(times_s)
+    time = np.repeat(np.floor(times_s * TOKENS_PER_SECOND).astype(np.int64), GROUP_TOKENS)
+    place = np.tile(np.arange(GROUP_TOKENS), groups)
+    return start + np.stack([time, place // side, place % side])
 
 
 def patches(frames: Tensor) -> Tensor:
@@ -110,8 +130,7 @@ def patches(frames: Tensor) -> Tensor:
     Returns:
         (groups, patches a group, 3 * GROUP_FRAMES * PATCH_PX**2) float32, in the vision tower's order.
     """
-    mean, std = torch.tensor(OPENAI_CLIP_MEAN), torch.tensor(OPENAI_CLIP_STD)
-    pixels = (frames.float() / 255 - mean) / std
+    pixels = normalise(frames, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
     side = _GRID // MERGE
     cut = pixels.view(len(frames), GROUP_FRAMES, side, MERGE, PATCH_PX, side, MERGE, PATCH_PX, 3)
     return cut.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(len(frames), _GRID**2, -1)
@@ -156,3 +175,52 @@ def _attend(attention: Any, hidden: Tensor, cos: Tensor, sin: Tensor, span: int)
 
     mixed = functional.scaled_dot_product_attention(windows(rotate(query)), windows(rotate(key)), windows(value))
     return attention.proj(mixed.transpose(1, 2).reshape(groups, count, width))
+
+
+class Qwen2_5_VL(Architecture):
+    """Videos of two frames a group, 3-D positions that follow the clock."""
+
+    name = "qwen2_5_vl"
+    prefix = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"
+    close = "<|vision_end|>"
+    axes = 3
+    group_tokens = GROUP_TOKENS
+    timed = True
+    has_thumbnail = False
+    kind_weights: ClassVar = {
+        "colour": 0.18,
+        "shape": 0.18,
+        "digit": 0.18,
+        "exists": 0.18,
+        "count": 0.09,
+        "order": 0.09,
+        "when": 0.10,
+        "glimpse": 0.08,
+    }
+    lengths = (2, 4, 8, 16, 32, 64)
+    chunk_groups = 60
+    bank_groups, vision_steps, language_steps = 36_000, 3_000, 6_000
+
+    def build_tokenizer(self) -> PreTrainedTokenizerFast:
+        return build_tokenizer()
+
+    def build_processor(self, tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLProcessor:
+        return build_processor(tokenizer)
+
+    def build_model(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2_5_VLForConditionalGeneration:
+        return build_model(tokenizer, seed)
+
+    def vision(self, model: Qwen2_5_VLForConditionalGeneration) -> nn.Module:
+        return model.model.visual
+
+    def encode(self, model: Qwen2_5_VLForConditionalGeneration, frames: Tensor) -> Tensor:
+        return encode_groups(model, patches(frames))
+
+    def through_file(self, rng: np.random.Generator, script: Script) -> np.ndarray:
+        return through_codec(rng, script)
+
+    def positions(self, times_s: np.ndarray, start: int) -> np.ndarray:
+        return video_positions(times_s, start)
+
+
+QWEN2_5_VL = Qwen2_5_VL()
