@@ -14,7 +14,7 @@ from transformers import DynamicCache, Qwen2_5_VLConfig, Qwen2_5_VLForConditiona
 from engine import Engine, EngineConfig, FrameGroup, VideoBlock
 from engine.models.base import Encoded, PositionCursor
 from engine.models.qwen2_5_vl import Adapter
-from jobs.bundled_training.model import build_config, build_processor
+from jobs.bundled_training.qwen2_5_vl import build_config, build_processor
 from jobs.bundled_training.tokenizer import build_tokenizer
 
 FRAME_PX = 196

@@ -199,7 +199,7 @@ class Qwen2_5_VL(Architecture):
     }
     lengths = (2, 4, 8, 16, 32, 64)
     chunk_groups = 60
-    bank_groups, vision_steps, language_steps = 36_000, 3_000, 6_000
+    bank_groups, vision_steps, language_steps = 36_000, 3_000, 5_000
 
     def build_tokenizer(self) -> PreTrainedTokenizerFast:
         return build_tokenizer()
