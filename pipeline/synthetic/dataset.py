@@ -12,9 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from engine.errors import ConfigError
+from pipeline.synthetic.draw import Background
+from pipeline.synthetic.natural import NaturalBackground
 from pipeline.synthetic.picture import draw_picture, side_of, write_picture
 from pipeline.synthetic.questions import KINDS, PICTURE_KINDS, SyntheticQuestion, ask
-from pipeline.synthetic.script import EVENTS, Script, write_script
+from pipeline.synthetic.script import Script, write_script
 from pipeline.synthetic.video import GROUP_S, draw_frames, write_video
 
 
@@ -36,6 +38,7 @@ class SyntheticVideo:
 
     kinds: ClassVar[tuple[str, ...]] = tuple(KINDS)
     group_letter: ClassVar[str] = "g"
+    scenery: ClassVar[type[Background] | type[NaturalBackground]] = Background
 
     @classmethod
     def check_groups(cls, groups: int) -> None:
@@ -44,7 +47,7 @@ class SyntheticVideo:
     def write(self, folder: Path) -> Path:
         """Draw and encode the video; returns the file's path."""
         path = folder / f"{self.video_id}.mp4"
-        write_video(str(path), draw_frames(np.random.default_rng([*self.seed, 1]), self.script))
+        write_video(str(path), draw_frames(np.random.default_rng([*self.seed, 1]), self.script, scenery=self.scenery))
         return path
 
     def manifest_row(self, uri: str) -> dict[str, Any]:
@@ -56,6 +59,12 @@ class SyntheticVideo:
                 row["options"] = list(question.options)
             questions.append(row)
         return {"video_id": self.video_id, "uri": uri, "questions": questions}
+
+
+class NaturalVideo(SyntheticVideo):
+    """A video whose backgrounds look like the outdoors."""
+
+    scenery = NaturalBackground
 
 
 class SyntheticPicture(SyntheticVideo):
@@ -78,8 +87,14 @@ class SyntheticPicture(SyntheticVideo):
 
 PICTURES = "pictures-"
 
-SETS: dict[str, type[SyntheticVideo]] = dict.fromkeys(EVENTS, SyntheticVideo) | {PICTURES + name: SyntheticPicture for name in EVENTS}
-"""Every set by its name: videos, or pictures of as many events."""
+SETS: dict[str, type[SyntheticVideo]] = {
+    "simple": SyntheticVideo,
+    "dense": SyntheticVideo,
+    "natural": NaturalVideo,
+    PICTURES + "simple": SyntheticPicture,
+    PICTURES + "dense": SyntheticPicture,
+}
+"""Every set by its name: videos, or pictures of as many events as videos of that name have."""
 
 
 def plan_videos(

@@ -10,7 +10,7 @@ from pipeline.synthetic.vocabulary import COLOURS
 
 FRAME_PX = 56
 _SUPERSAMPLING = 3
-_CANVAS_PX = 2 * FRAME_PX
+CANVAS_PX = 2 * FRAME_PX
 
 # 5 x 7 dot matrix, one string a row of dots.
 _DIGIT_DOTS = {
@@ -94,7 +94,7 @@ class Background:
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
-        self._noise = rng.normal(0.0, 1.0, size=(4, _CANVAS_PX, _CANVAS_PX, 3))
+        self._noise = rng.normal(0.0, 1.0, size=(4, CANVAS_PX, CANVAS_PX, 3))
         self.cut()
 
     def cut(self) -> None:
@@ -103,27 +103,28 @@ class Background:
         grey = rng.uniform(35, 165, size=(2, 1))
         tones = np.clip(grey + rng.uniform(-28, 28, size=(2, 3)), 0, 255)
         coarse = rng.uniform(0, 1, size=(6, 6))
-        steps = np.arange(_CANVAS_PX) * len(coarse) / _CANVAS_PX
+        steps = np.arange(CANVAS_PX) * len(coarse) / CANVAS_PX
         low, share = np.floor(steps).astype(int), steps % 1
         high = (low + 1) % len(coarse)
         rows = coarse[low] * (1 - share[:, None]) + coarse[high] * share[:, None]
         blend = rows[:, low] * (1 - share) + rows[:, high] * share
         self._canvas = tones[0] * (1 - blend[..., None]) + tones[1] * blend[..., None]
         self._drift_px = rng.uniform(-5, 5, size=2)
-        self._offset = rng.uniform(0, _CANVAS_PX, size=2)
+        self._offset = rng.uniform(0, CANVAS_PX, size=2)
         self._noise_level = rng.uniform(2.0, 9.0)
 
     def frame(self) -> np.ndarray:
         """The next frame, (FRAME_PX, FRAME_PX, 3) float in 0..255."""
         self._offset = self._offset + self._drift_px
-        return _window(self._canvas, self._offset) + self._noise_level * _window(
-            self._noise[self._rng.integers(len(self._noise))], self._rng.integers(_CANVAS_PX, size=2)
+        return window(self._canvas, self._offset) + self._noise_level * window(
+            self._noise[self._rng.integers(len(self._noise))], self._rng.integers(CANVAS_PX, size=2)
         )
 
 
-def _window(canvas: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    rows = (np.arange(FRAME_PX) + int(offset[0])) % _CANVAS_PX
-    columns = (np.arange(FRAME_PX) + int(offset[1])) % _CANVAS_PX
+def window(canvas: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """A frame's part of a canvas that goes on behind its edges, (FRAME_PX, FRAME_PX, 3), `offset` pixels down and right."""
+    rows = (np.arange(FRAME_PX) + int(offset[0])) % CANVAS_PX
+    columns = (np.arange(FRAME_PX) + int(offset[1])) % CANVAS_PX
     return canvas[rows[:, None], columns]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from engine.errors import ConfigError
 from pipeline.synthetic.vocabulary import COLOURS, DIGITS, SHAPES
 
-EVENTS: dict[str, tuple[int, int]] = {"simple": (3, 1), "dense": (8, 4)}
+EVENTS: dict[str, tuple[int, int]] = {"simple": (3, 1), "dense": (8, 4), "natural": (8, 4)}
 """Coloured shapes and coloured digits in one video of each set."""
 
 _GLITCH_SHARE = 0.06

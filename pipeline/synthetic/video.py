@@ -9,6 +9,7 @@ import av
 import numpy as np
 
 from pipeline.synthetic.draw import FRAME_PX, Background, NeedleSprite, glitch
+from pipeline.synthetic.natural import NaturalBackground
 from pipeline.synthetic.script import Script
 
 FILE_FPS = 4
@@ -26,9 +27,14 @@ _X264 = {
 }
 
 
-def draw_frames(rng: np.random.Generator, script: Script, frames_per_group: int = FRAMES_PER_GROUP) -> Iterator[np.ndarray]:
+def draw_frames(
+    rng: np.random.Generator,
+    script: Script,
+    frames_per_group: int = FRAMES_PER_GROUP,
+    scenery: type[Background] | type[NaturalBackground] = Background,
+) -> Iterator[np.ndarray]:
     """Yield every frame of the file, (FRAME_PX, FRAME_PX, 3) uint8 RGB, `frames_per_group` a temporal group."""
-    background = Background(rng)
+    background = scenery(rng)
     needles = {n.group: n for n in script.needles}
     for group in range(script.groups):
         if group in script.cuts:

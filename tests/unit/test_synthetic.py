@@ -17,6 +17,7 @@ from engine.errors import ConfigError
 from jobs import generate
 from pipeline.synthetic.dataset import plan_videos
 from pipeline.synthetic.draw import FRAME_PX, Background, NeedleSprite
+from pipeline.synthetic.natural import NaturalBackground
 from pipeline.synthetic.questions import KINDS, ask
 from pipeline.synthetic.script import EVENTS, Needle, Script, script_with, write_script
 from pipeline.synthetic.video import FILE_FPS, FRAMES_PER_GROUP, GROUP_S, draw_frames, write_video
@@ -96,6 +97,21 @@ def test_an_answer_is_always_one_of_distinct_options(seed, kind, shapes, digits)
     if question is not None:
         assert question.options.count(question.answer) == 1
         assert len(set(question.options)) == len(question.options)
+
+
+def test_natural_backgrounds_are_colourful_coarse_and_moving():
+    def frames(scenery, seed=0):
+        background = scenery(np.random.default_rng(seed))
+        return np.stack([background.frame() for _ in range(4)])
+
+    def spread(pictures):  # how far a pixel's channels lie apart
+        return np.mean([np.ptp(p, axis=-1).mean() for p in pictures])
+
+    natural, plain = ([frames(scenery, seed) for seed in range(12)] for scenery in (NaturalBackground, Background))
+    assert spread(natural) > 1.5 * spread(plain)
+    assert np.array_equal(natural[0], frames(NaturalBackground)) and not np.array_equal(natural[0][0], natural[0][1])
+    rough = [np.abs(np.diff(p, axis=2)).mean() / p.std() for p in natural]
+    assert np.mean(rough) < 0.5  # neighbouring pixels are alike, as in photographs
 
 
 def test_coarse_times_have_their_edges_in_seconds():
