@@ -108,6 +108,9 @@ def show_summary(summary: RunSummary, console: Console) -> None:
         f"{counts.questions_answered} of {counts.questions} questions answered; {counts.videos_answered} of {counts.videos} "
         f"videos{before}, {counts.videos_failed} set aside; {summary.warnings} warnings; {clock_time(summary.seconds)}"
     )
+    if counts.questions_judged:
+        share = 100 * counts.questions_right / counts.questions_judged
+        console.print(f"{counts.questions_right} of {counts.questions_judged} answers that could be judged are right: {share:.1f}%")
     if summary.kv_full_bytes:
         held, full = summary.kv_peak_bytes, summary.kv_full_bytes
         times = full / max(held, 1)

@@ -15,6 +15,7 @@ from rich.table import Table
 from engine.errors import ReelkeepError
 from jobs import answer, generate
 from jobs.terminal import complain, make_console
+from pipeline.outcome import verdict
 
 CONFIG = Path(__file__).parents[1] / "configs" / "demo.yaml"
 
@@ -44,10 +45,8 @@ def show_score(console: Console, output: Path) -> None:
     """How many answers were right, by kind of question, and the memory behind them."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in pq.read_table(output / "answers").to_pylist():
-        said, expected = ((row[name] or "").strip().lower() for name in ("answer", "expected"))
-        verdict = "no answer" if row["error"] else "right" if said == expected else "wrong"
-        counts[row["question_id"].rsplit("-", 1)[0]][verdict] += 1
-    verdicts = [v for v in ("right", "wrong", "no answer") if v != "no answer" or any(count[v] for count in counts.values())]
+        counts[row["question_id"].rsplit("-", 1)[0]][verdict(row)] += 1
+    verdicts = [v for v in ("right", "wrong", "error") if v != "error" or any(count[v] for count in counts.values())]
     table = Table("kind of question", *verdicts)
     for kind, count in sorted(counts.items()):
         table.add_row(kind, *(str(count[v]) for v in verdicts))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.manifest import ManifestQuestion
 from pipeline.tables import NEVER_RUN
 
 ROWS_SHOWN = 20
@@ -19,6 +21,7 @@ class Counts:
         videos_failed: watched in vain, or given up: the quarantine table lists them.
         videos_not_run: their turn never came.
         questions_failed: questions without an answer, for whatever reason.
+        questions_judged, questions_right: answers to questions whose `expected` answer is known, and how many of them are right.
     """
 
     videos: int = 0
@@ -28,6 +31,8 @@ class Counts:
     questions: int = 0
     questions_answered: int = 0
     questions_failed: int = 0
+    questions_judged: int = 0
+    questions_right: int = 0
 
 
 @dataclass
@@ -65,8 +70,24 @@ class Outcome:
         counts.questions += len(answers)
         counts.questions_failed += failed
         counts.questions_answered += len(answers) - failed
+        verdicts = [verdict(row) for row in answers]
+        counts.questions_right += verdicts.count("right")
+        counts.questions_judged += verdicts.count("right") + verdicts.count("wrong")
         self.answers += answers[: ROWS_SHOWN - len(self.answers)]
         self.set_aside += [(row["video_id"], row["error"]) for row in rows["quarantine"]][: ROWS_SHOWN - len(self.set_aside)]
         self.warnings += len(memory["warnings"] or ())
         if (memory["kv_full_bytes"] or 0) > self.kv_full_bytes:
             self.kv_full_bytes, self.kv_peak_bytes = memory["kv_full_bytes"], memory["kv_peak_bytes"] or 0
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """right, wrong, error, or open where the manifest didn't say what is right. Texts are compared without case and outer spaces."""
+    if row["error"] is not None:
+        return "error"
+    if row["expected"] is None:
+        return "open"
+    if row["options"]:
+        asked = ManifestQuestion.model_construct(question_id="", question="", options=tuple(row["options"]), expected=row["expected"])
+        return "right" if row["choice"] == asked.expected_choice else "wrong"
+    said, wanted = ((row[name] or "").strip().casefold() for name in ("answer", "expected"))
+    return "right" if said == wanted else "wrong"

@@ -15,7 +15,8 @@ from jobs.benchmarks.base import Benchmark, Problem, Sample, Score, length_group
 from jobs.benchmarks.judging import wilson
 from jobs.evaluation.grid import Cell
 from jobs.evaluation.paper import figure
-from jobs.report_page.facts import Row, read_run, verdict
+from jobs.report_page.facts import Row, read_run
+from pipeline.outcome import verdict
 from pipeline.storage import Storage
 
 ALL_ANSWERS = 10**9

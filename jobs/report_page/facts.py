@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow.dataset as pads
 
 from engine.errors import ConfigError
+from pipeline.outcome import verdict
 from pipeline.schemas import TABLES
 from pipeline.storage import Storage, join_uri
 from pipeline.storage_errors import MissingObjectError
-from pipeline.task import ManifestQuestion
 
 Row = dict[str, Any]
 
@@ -83,19 +82,6 @@ def read_run(output: str, storage: Storage, max_answers: int) -> RunFacts:
         answer_s[row["video_id"]] = max(answer_s.get(row["video_id"], 0.0), row["answer_s"] or 0.0)
     videos = [_video(row, answer_s.get(row["video_id"], 0.0)) for row in _table(output, "memory", storage)]
     return RunFacts(run, videos, _table(output, "quarantine", storage), rows[:max_answers], len(rows), verdicts)
-
-
-def verdict(row: Mapping[str, Any]) -> str:
-    """right, wrong, error, or open where the manifest didn't say what is right. Texts are compared without case and outer spaces."""
-    if row["error"] is not None:
-        return "error"
-    if row["expected"] is None:
-        return "open"
-    if row["options"]:
-        asked = ManifestQuestion.model_construct(question_id="", question="", options=tuple(row["options"]), expected=row["expected"])
-        return "right" if row["choice"] == asked.expected_choice else "wrong"
-    said, wanted = ((row[name] or "").strip().casefold() for name in ("answer", "expected"))
-    return "right" if said == wanted else "wrong"
 
 
 def _video(row: Row, answer_s: float) -> Row:

@@ -12,8 +12,9 @@ import pytest
 
 from jobs import report
 from jobs.report_page.charts import memory_plot, time_shares
-from jobs.report_page.facts import STEPS, read_run, verdict
+from jobs.report_page.facts import STEPS, read_run
 from jobs.report_page.page import script_json, visible
+from pipeline.outcome import verdict
 from pipeline.storage import Storage
 from tests.support.runs import HOSTILE, make_run
 from tests.support.videos import make_video

@@ -155,9 +155,24 @@ def test_every_question_has_exactly_one_row(config: JobConfig, store: ResultStor
         "questions": 8,
         "questions_answered": 3,
         "questions_failed": 5,
+        "questions_judged": 0,
+        "questions_right": 0,
     }
     quarantine = pd.read_parquet(f"{config.output}/quarantine")
     assert quarantine[["video_id", "attempts", "error", "questions"]].values.tolist() == [["broken", 3, "no picture", 2]]
+
+
+def test_answers_are_judged_where_the_manifest_says_what_is_right(config: JobConfig, store: ResultStore) -> None:
+    asked = [("cat?", (), " A Cat"), ("dog?", (), "wrong"), ("open?", (), None), ("which?", ("x", "y"), "y"), ("lost?", (), "a")]
+    questions = [
+        ManifestQuestion(question_id=f"q{i}", question=text, options=options, expected=expected)
+        for i, (text, options, expected) in enumerate(asked)
+    ]
+    judged = change(task("v"), questions=tuple(questions))
+    answers = [answer(0), answer(1), answer(2), answer(3, choice="B"), answer(4, answer=None, error="NaN logits")]
+    store.commit(VideoResult("v", fingerprint(config, judged), answers=answers))
+    counts = store.compact(config, [judged], STARTED).counts
+    assert (counts.questions_right, counts.questions_judged) == (2, 3)
 
 
 def test_what_is_told_at_the_end_is_known_without_reading_the_tables(config: JobConfig, store: ResultStore) -> None:
