@@ -30,7 +30,7 @@ from ray.data import ActorPoolStrategy, DataContext, ExecutionResources
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ReelkeepError
 from engine.geometry import FrameGeometry
 from pipeline.config import JobConfig
 from pipeline.logs import Forwarder, set_up_logging, show_forwarded
@@ -55,6 +55,8 @@ DECODER_WAIT_S = 120.0
 """A decode task that has not begun by then finds no free CPU."""
 LINES_KEPT = 10_000
 PLANNED_AT_ONCE = 16
+_GO_ON = "what is done is kept, run the same command again to go on"
+_NOTHING_SEEN = {"answered": 0, "unanswered": 0, "video_s": 0.0, "tokens": 0}
 _OWN_ERROR = re.compile(r"^(?:engine|pipeline)\.[\w.]+: (.+)$", re.MULTILINE)
 _ANY_ERROR = re.compile(r"^(?!ray\.data)[\w.]+(?:Error|Exception): .+$", re.MULTILINE)
 LOCAL_OBJECT_STORE_BYTES = 512 * 2**20
@@ -153,14 +155,20 @@ def _watch_all(job: Run, room: Room) -> None:
     )
     progress = Progress(job.total_videos, job.total_videos - len(job.pending), work)
     metrics = RunMetrics(job.run_id, len(job.pending))
+    failure = ""
     try:
         with ProgressLine(progress, config.log), _listening(board, progress, metrics):
             for batch in results.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
                 for row in cast(pa.Table, batch).to_pylist():
+                    if row["failure"]:
+                        failure = row["failure"]  # what other engines have begun they finish
+                        continue
                     progress.finish(row["video_id"], video_s=row["video_s"], tokens=row["tokens"], failed=row["outcome"] != "done")
                     metrics.finished(row)
     except RayError as error:
-        raise JobFailedError(f"{_reason(error)}; what is done is kept, run the same command again to go on") from error
+        raise JobFailedError(f"{_reason(error)}; {_GO_ON}") from error
+    if failure:
+        raise JobFailedError(f"{failure}; {_GO_ON}")
 
 
 def _configure_ray_data(room: Room) -> None:
@@ -205,20 +213,27 @@ class _Engine:
         config = JobConfig.model_validate_json(config_json)
         self.lines_arrived = _log_here_and_there(config, board)
         torch.set_num_threads(config.pool.threads or max(1, math.ceil(config.pool.num_cpus)))
-        self.worker = VideoWorker.for_job(
-            config,
-            run_id,
-            read=partial(read_in_task, board=board) if config.decode.where == "worker" else read_video,
-            report=lambda *seen: board.seen.remote(*seen),
-            retried=lambda cause: board.retried.remote(cause),
-        )
+        self.failure: str | None = None
+        try:
+            self.worker = VideoWorker.for_job(
+                config,
+                run_id,
+                read=partial(read_in_task, board=board) if config.decode.where == "worker" else read_video,
+                report=lambda *seen: board.seen.remote(*seen),
+                retried=lambda cause: board.retried.remote(cause),
+            )
+        except ReelkeepError as error:
+            self.failure = str(error)  # an exception here would be tried again, and printed with its stack on the driver's output
+            return
         threading.Thread(target=self._measure, args=(EngineMetrics(run_id),), name="metrics", daemon=True).start()
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Watch one video; returns a small row that says how it went."""
+        """Watch one video; returns a small row that says how it went, or with `failure` why this engine can't."""
         task = VideoTask.model_validate_json(row["task"])
-        if fingerprint(self.worker.config, task) != row["name"]:
-            raise ConfigError(f"engine.model={self.worker.config.engine.model}: other files on this node than where the job was started")
+        if self.failure is None and fingerprint(self.worker.config, task) != row["name"]:
+            self.failure = f"engine.model={self.worker.config.engine.model}: other files on this node than where the job was started"
+        if self.failure is not None:
+            return {"video_id": task.video_id, "outcome": "failed", **_NOTHING_SEEN, "failure": self.failure}
         try:
             result = self.worker(task)
         except WorkerLost:
@@ -234,6 +249,7 @@ class _Engine:
             "unanswered": len(result.answers) - answered,
             "video_s": float(result.memory.get("duration_s") or 0.0),
             "tokens": int(result.memory.get("total_tokens") or 0),
+            "failure": "",
         }
 
     def _measure(self, metrics: EngineMetrics) -> None:
