@@ -19,12 +19,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from jobs.bundled_training.architecture import Architecture
 from jobs.bundled_training.bank import COLOUR_NAMES
 from jobs.bundled_training.lessons import RECALL, FeatureBank, Lesson, draw_lesson
-from pipeline.synthetic.vocabulary import DIGITS, PLURALS, SHAPES
+from pipeline.synthetic.vocabulary import DIGITS, PLURALS, QUARTERS, SHAPES
 
 _PASS_MARK = 0.85
 _PRIMER_LEVELS = 2
-_HINT_WEIGHT, _CLOCK_WEIGHT = 0.5, 0.05
-_CLOCK_LAYERS, _MEAN_LOG_TIME = 2, 5.0
+_HINT_WEIGHT, _CLOCK_WEIGHT, _COMPASS_WEIGHT = 0.5, 0.05, 0.2
+_EARLY_LAYERS, _MEAN_LOG_TIME = 2, 5.0
 _WINDOW_QUESTIONS = 120
 
 
@@ -45,8 +45,8 @@ def train_language(
     A length is passed when most colours, shapes and digits are named rightly at it; then the next one joins.
     Resumes from `checkpoint` when it exists: every step draws from its own seed, so a resumed run goes the same way.
     """
-    clock = Clock(model.get_input_embeddings().embedding_dim, seed)
-    parameters = [*model.model.language_model.parameters(), *clock.parameters()]
+    gauge = (Clock if architecture.timed else Compass)(model.get_input_embeddings().embedding_dim, seed)
+    parameters = [*model.model.language_model.parameters(), *gauge.parameters()]
     decayed = [p for p in parameters if p.ndim > 1]
     plain = [p for p in parameters if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
@@ -57,7 +57,7 @@ def train_language(
     else:
         saved = torch.load(checkpoint, weights_only=False)
         model.load_state_dict(saved["model"])
-        clock.load_state_dict(saved["clock"])
+        gauge.load_state_dict(saved["clock"])
         optimizer.load_state_dict(saved["optimizer"])
         progress = saved["progress"]
     started = time.monotonic() - progress.seconds
@@ -90,9 +90,7 @@ def train_language(
         is_answer = (lesson.targets != -100)[places]
         weights = torch.where(is_answer, 1.0, _HINT_WEIGHT)
         losses = functional.cross_entropy(logits, labels[places], reduction="none")
-        loss = (weights * losses).sum() / weights.sum()
-        if architecture.timed:
-            loss = loss + _CLOCK_WEIGHT * clock.loss(early, lesson)
+        loss = (weights * losses).sum() / weights.sum() + gauge.loss(early, lesson)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -109,7 +107,7 @@ def train_language(
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             partial = checkpoint.with_suffix(".partial")
             torch.save(
-                {"model": model.state_dict(), "clock": clock.state_dict(), "optimizer": optimizer.state_dict(), "progress": progress},
+                {"model": model.state_dict(), "clock": gauge.state_dict(), "optimizer": optimizer.state_dict(), "progress": progress},
                 partial,
             )
             partial.replace(checkpoint)
@@ -148,7 +146,7 @@ class Clock(nn.Module):
         nn.init.normal_(self.linear.weight, std=hidden**-0.5, generator=torch.Generator().manual_seed(seed))
 
     def loss(self, early: tuple[Tensor, ...], lesson: Lesson) -> Tensor:
-        """Mean squared error of the logarithm of the time, over layers.
+        """Weighted mean squared error of the logarithm of the time, over layers.
 
         Args:
             early: hidden states after the first layers, each (videos, all tokens, hidden).
@@ -156,7 +154,30 @@ class Clock(nn.Module):
         first, tokens = len(lesson.prefix), lesson.features.shape[1]
         seen = slice(first, first + tokens)
         time = (1 + lesson.positions[0, :, seen] - first).float().log2() - _MEAN_LOG_TIME
-        return torch.stack([functional.mse_loss(self.linear(hidden[:, seen])[..., 0], time) for hidden in early]).mean()
+        return _CLOCK_WEIGHT * torch.stack([functional.mse_loss(self.linear(hidden[:, seen])[..., 0], time) for hidden in early]).mean()
+
+
+class Compass(nn.Module):
+    """Reads from what the first layers make of a thumbnail's token which quarter of the picture it shows; thrown away after training.
+
+    As with the clock: the tower's features hardly tell a token's place, and without this loss "where" stays at chance.
+    """
+
+    def __init__(self, hidden: int, seed: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, len(QUARTERS))
+        nn.init.normal_(self.linear.weight, std=hidden**-0.5, generator=torch.Generator().manual_seed(seed))
+
+    def loss(self, early: tuple[Tensor, ...], lesson: Lesson) -> Tensor:
+        """Weighted mean cross-entropy of the quarter, over layers; the thumbnail's tokens are the last visual ones.
+
+        Args:
+            early: hidden states after the first layers, each (pictures, all tokens, hidden).
+        """
+        end = len(lesson.prefix) + lesson.features.shape[1]
+        quarters = torch.arange(len(QUARTERS)).repeat(len(lesson.features))
+        read = [self.linear(hidden[:, end - len(QUARTERS) : end]).flatten(0, 1) for hidden in early]
+        return _COMPASS_WEIGHT * torch.stack([functional.cross_entropy(logits, quarters) for logits in read]).mean()
 
 
 def logits_at(model: Any, lesson: Lesson, places: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -166,7 +187,7 @@ def logits_at(model: Any, lesson: Lesson, places: Tensor) -> tuple[Tensor, tuple
         places: bool, shaped like `lesson.questions`.
 
     Returns:
-        (places, vocabulary) and `_CLOCK_LAYERS` times (videos, all tokens, hidden).
+        (places, vocabulary) and `_EARLY_LAYERS` times (videos, all tokens, hidden).
     """
     language = model.model.language_model
     prefix = language.embed_tokens(lesson.prefix).expand(len(lesson.features), -1, -1)
@@ -182,7 +203,7 @@ def logits_at(model: Any, lesson: Lesson, places: Tensor) -> tuple[Tensor, tuple
     )
     language.set_attn_implementation("sdpa")
     asked = out.last_hidden_state[:, -questions.shape[1] * questions.shape[2] :].reshape(questions.shape)
-    return model.lm_head(asked[places]), out.hidden_states[1 : 1 + _CLOCK_LAYERS]
+    return model.lm_head(asked[places]), out.hidden_states[1 : 1 + _EARLY_LAYERS]
 
 
 def _packed_attention(

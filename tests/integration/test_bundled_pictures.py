@@ -17,14 +17,16 @@ from engine.geometry import FrameGeometry
 from engine.models import load_adapter
 from jobs import study, train_bundled
 from jobs.bundled_training.bank import NOTHING_COLOUR, build_bank
+from jobs.bundled_training.evaluate import evaluate_bundle, picture_answers_right
 from jobs.bundled_training.internvl import INTERNVL, MAX_TILES, TILE_TOKENS
 from jobs.bundled_training.language_stage import logits_at
-from jobs.bundled_training.lessons import FeatureBank, draw_lesson, expected_reply, question_prompt
+from jobs.bundled_training.lessons import RECALL, FeatureBank, draw_lesson, expected_reply, question_prompt
 from jobs.bundled_training.thumbnails import Thumbnails, parts_named
 from jobs.studying.cells import grid
 from jobs.studying.trial import Laboratory
 from pipeline.synthetic.dataset import plan_videos
 from pipeline.synthetic.draw import FRAME_PX
+from pipeline.synthetic.questions import PICTURE_KINDS
 from pipeline.video.images import open_image
 
 
@@ -212,3 +214,40 @@ def test_policies_are_compared_on_pictures_too(folder, tmp_path: Path, capsys) -
     assert rows[1]["kv_peak_bytes"] < 0.6 * rows[0]["kv_peak_bytes"]
     assert study.main([*arguments, "--kinds", "when"]) == 2
     assert "'when' is not a kind of the pictures-simple set" in capsys.readouterr().err
+
+
+def test_the_shipped_folder_is_small_and_complete() -> None:
+    files = {path.name: path.stat().st_size for path in INTERNVL.bundle.iterdir()}
+    assert files["model.safetensors"] <= 3_000_000
+    assert {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "processor_config.json",
+        "README.md",
+    } <= files.keys()
+    assert {p.dtype for p in AutoModelForImageTextToText.from_pretrained(INTERNVL.bundle, dtype="auto").parameters()} == {torch.float16}
+
+
+@pytest.mark.parametrize(("set_name", "cells"), [("pictures-simple", 16), ("pictures-dense", 64)])
+def test_recall_on_fresh_files(set_name: str, cells: int) -> None:
+    found = evaluate_bundle(INTERNVL.bundle, set_name=set_name, groups=cells, videos=12, seed=4242)
+    assert {tally.kind for tally in found} == set(PICTURE_KINDS) and {tally.form for tally in found} == {"words", "options"}
+    recall = [tally for tally in found if tally.form == "words" and tally.kind in RECALL]
+    asked, right = sum(t.questions for t in recall), sum(t.right for t in recall)
+    assert asked >= 30 and right >= 0.85 * asked, recall
+
+
+def test_recall_needs_the_right_picture(tmp_path: Path) -> None:
+    """Questions put to another picture must mostly fail: the model reads pictures, not question statistics."""
+    engine = Engine.load(INTERNVL.bundle, policy="full", dtype="float32", device="cpu")
+    kinds = ("colour", "shape", "digit", "where")
+    pictures = list(plan_videos(videos=8, groups=36, set_name="pictures-dense", seed=99, questions=8, options=False, kinds=kinds))
+    paths = [picture.write(tmp_path) for picture in pictures]
+
+    def share_right(shown: list[Path]) -> float:
+        asked = ((path, [q for _, q in picture.questions]) for picture, path in zip(pictures, shown, strict=True))
+        return float(np.mean([right for path, questions in asked for right in picture_answers_right(engine, path, questions)]))
+
+    assert share_right(paths) > 0.8 and share_right(paths[1:] + paths[:1]) < 0.5
