@@ -24,7 +24,7 @@ from pipeline.synthetic.vocabulary import DIGITS, PLURALS, SHAPES
 
 _PASS_MARK = 0.85
 _PRIMER_LEVELS = 2
-_HINT_WEIGHT = 0.5
+_HINT_WEIGHT, _LOOKUP_WEIGHT = 0.5, 0.3
 _EARLY_LAYERS = 2
 _WINDOW_QUESTIONS = 120
 
@@ -91,7 +91,7 @@ def train_language(
         is_answer = (lesson.targets != -100)[places]
         weights = torch.where(is_answer, 1.0, _HINT_WEIGHT)
         losses = functional.cross_entropy(logits, labels[places], reduction="none")
-        loss = (weights * losses).sum() / weights.sum() + gauge.loss(early, lesson)
+        loss = (weights * losses).sum() / weights.sum() + gauge.loss(early, lesson) + _LOOKUP_WEIGHT * lookup_loss(model, lesson, early[-1])
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -158,6 +158,18 @@ def logits_at(model: Any, lesson: Lesson, places: Tensor) -> tuple[Tensor, tuple
     language.set_attn_implementation("sdpa")
     asked = out.last_hidden_state[:, -questions.shape[1] * questions.shape[2] :].reshape(questions.shape)
     return model.lm_head(asked[places]), out.hidden_states[1 : 1 + _EARLY_LAYERS]
+
+
+def lookup_loss(model: Any, lesson: Lesson, early: Tensor) -> Tensor:
+    """How far an early layer is from knowing what was asked for, read as the last layer is.
+
+    Args:
+        early: hidden states (videos, all tokens, hidden).
+    """
+    places = lesson.lookups != -100
+    asked = early[:, -places.shape[1] * places.shape[2] :].reshape(*places.shape, -1)[places]
+    logits = model.lm_head(model.model.language_model.norm(asked))
+    return functional.cross_entropy(logits, lesson.lookups[places], reduction="sum") / max(1, len(logits))
 
 
 def _packed_attention(

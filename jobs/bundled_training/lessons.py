@@ -16,7 +16,8 @@ from pipeline.synthetic.questions import SyntheticQuestion, ask
 from pipeline.synthetic.script import Script, script_with
 
 OPTION_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-RECALL = ("colour", "shape", "digit", "exists")
+LOOKUPS = ("colour", "shape", "digit")
+RECALL = (*LOOKUPS, "exists")
 # A random gap in front of the options: they must be compared with the question by content, not by how far behind it they are.
 _GAP_SHARE, _GAP_POSITIONS = 0.7, 40
 _STRIDES_S, _STRIDE_SHARES = (0.5, 1.0, 2.0, 4.0, 8.0), (0.15, 0.4, 0.25, 0.12, 0.08)
@@ -89,6 +90,8 @@ class Lesson:
         targets: (videos, questions, question tokens) the next token where an answer is due, -100 elsewhere.
         hints: as `targets`, for training alone: the answer's first word before and at the question mark; at each option's last word its
             letter if it is the right one, else "no". They break a long chain of steps into short ones.
+        lookups: as `targets`, for an early layer: the answer at the mark of a question that asks for nothing but what was seen. What is found
+            late can't be compared with options any more.
         asked: the questions of each video; some may have fewer than others.
     """
 
@@ -98,6 +101,7 @@ class Lesson:
     positions: Tensor
     targets: Tensor
     hints: Tensor
+    lookups: Tensor
     asked: list[list[SyntheticQuestion]]
 
 
@@ -136,7 +140,7 @@ def draw_lesson(
     width = max(len(p) + len(r) - 1 for ps, rs in zip(prompts, replies, strict=True) for p, r in zip(ps, rs, strict=True))
     ids = np.full((videos, questions, width), tokenizer.pad_token_id)
     targets = np.full((videos, questions, width), -100)
-    hints = targets.copy()
+    hints, lookups = targets.copy(), targets.copy()
     gaps = np.zeros_like(targets)
     newline, mark, no = tokenizer.convert_tokens_to_ids(["\n", "?", "no"])
     for video in range(videos):
@@ -146,6 +150,8 @@ def draw_lesson(
             question = asked[video][index]
             asked_at = prompt.index(mark)
             hints[video, index, asked_at - 1 : asked_at + 1] = tokenizer(question.answer).input_ids[0]
+            if question.kind in LOOKUPS:
+                lookups[video, index, asked_at] = tokenizer(question.answer).input_ids[0]
             if question.options and rng.random() < _GAP_SHARE:
                 gaps[video, index, asked_at + 1 :] = rng.integers(_GAP_POSITIONS)
             ends = asked_at + 1 + np.flatnonzero(np.array(prompt[asked_at + 1 :]) == newline)[1 : 1 + len(question.options)]
@@ -162,6 +168,7 @@ def draw_lesson(
         positions=torch.from_numpy(np.concatenate([text, visual, spoken], axis=2)),
         targets=torch.from_numpy(targets),
         hints=torch.from_numpy(hints),
+        lookups=torch.from_numpy(lookups),
         asked=asked,
     )
 
