@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,11 @@ def train_language(
     if not checkpoint.exists():
         name_what_is_seen(model, bank, tokenizer)
     else:
-        saved = torch.load(checkpoint, weights_only=False)
+        saved = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(saved["model"])
         gauge.load_state_dict(saved["clock"])
         optimizer.load_state_dict(saved["optimizer"])
-        progress = saved["progress"]
+        progress = Progress(**(saved["progress"] | {"scores": Scores(**saved["progress"]["scores"])}))
     started = time.monotonic() - progress.seconds
     while progress.step < steps:
         progress.step += 1
@@ -108,7 +108,12 @@ def train_language(
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             partial = checkpoint.with_suffix(".partial")
             torch.save(
-                {"model": model.state_dict(), "clock": gauge.state_dict(), "optimizer": optimizer.state_dict(), "progress": progress},
+                {
+                    "model": model.state_dict(),
+                    "clock": gauge.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "progress": asdict(progress),
+                },
                 partial,
             )
             partial.replace(checkpoint)
@@ -215,18 +220,24 @@ class Progress:
     scores: Scores = field(default_factory=lambda: Scores())
 
 
+@dataclass
 class Scores:
-    """Running share of right answers by kind, length and form."""
+    """Running share of right answers by kind, length and form.
 
-    def __init__(self) -> None:
-        self._share: dict[tuple[str, int, str], float] = defaultdict(float)
-        self._seen: dict[tuple[str, int, str], int] = defaultdict(int)
-        self._loss = self._hint_loss = 0.0
+    Attributes:
+        shares, seen: of the last questions, how many were right; and how many questions there were.
+        loss, hint_loss: running means.
+    """
+
+    shares: dict[tuple[str, int, str], float] = field(default_factory=dict)
+    seen: dict[tuple[str, int, str], int] = field(default_factory=dict)
+    loss: float = 0.0
+    hint_loss: float = 0.0
 
     def add(self, lesson: Lesson, guesses: Tensor, length: int, loss: float, hint_loss: float) -> None:
         """Count a batch; an answer is right when each of its tokens is."""
-        self._loss += 0.02 * (loss - self._loss) if self._loss else loss
-        self._hint_loss += 0.02 * (hint_loss - self._hint_loss) if self._hint_loss else hint_loss
+        self.loss += 0.02 * (loss - self.loss) if self.loss else loss
+        self.hint_loss += 0.02 * (hint_loss - self.hint_loss) if self.hint_loss else hint_loss
         due = lesson.targets != -100
         wrong = torch.zeros(lesson.targets.shape, dtype=torch.bool)
         wrong[due] = guesses != lesson.targets[due]
@@ -234,27 +245,30 @@ class Scores:
         for video, asked in enumerate(lesson.asked):
             for index, question in enumerate(asked):
                 key = (question.kind, length, "options" if question.options else "words")
-                self._seen[key] += 1
-                self._share[key] += (float(not failed[video, index]) - self._share[key]) / min(self._seen[key], _WINDOW_QUESTIONS)
+                self.seen[key] = self.seen.get(key, 0) + 1
+                share = self.shares.get(key, 0.0)
+                self.shares[key] = share + (float(not failed[video, index]) - share) / min(self.seen[key], _WINDOW_QUESTIONS)
 
     def passed(self, length: int) -> bool:
         """Whether naming colours, shapes and digits at a length goes well enough for a longer one."""
         keys = [(kind, length, "words") for kind in ("colour", "shape", "digit")]
-        return all(self._seen[k] >= _WINDOW_QUESTIONS for k in keys) and sum(self._share[k] for k in keys) / len(keys) >= _PASS_MARK
+        return all(self.seen.get(k, 0) >= _WINDOW_QUESTIONS for k in keys) and self._mean(keys) >= _PASS_MARK
 
     def compares(self, length: int) -> bool:
         """Whether "is there" and options, at a length, are answered clearly better than by chance."""
         keys = [("exists", length, "words"), *((kind, length, "options") for kind in RECALL)]
-        return sum(self._share[k] for k in keys) / len(keys) >= _PASS_MARK
+        return self._mean(keys) >= _PASS_MARK
 
     def line(self, length: int) -> str:
         """Loss and right answers in percent, words/options, at one length."""
-        kinds = dict.fromkeys(kind for kind, _, _ in self._share)
-        shown = (
-            f"{kind} {100 * self._share[kind, length, 'words']:.0f}/{100 * self._share[kind, length, 'options']:.0f}"
-            for kind in sorted(kinds)
-        )
-        return f"loss {self._loss:.3f} (hints {self._hint_loss:.3f}) at {length} groups: " + " ".join(shown)
+        shown = []
+        for kind in sorted({kind for kind, _, _ in self.shares}):
+            words, options = (100 * self.shares.get((kind, length, form), 0.0) for form in ("words", "options"))
+            shown.append(f"{kind} {words:.0f}/{options:.0f}")
+        return f"loss {self.loss:.3f} (hints {self.hint_loss:.3f}) at {length} groups: " + " ".join(shown)
+
+    def _mean(self, keys: list[tuple[str, int, str]]) -> float:
+        return sum(self.shares.get(k, 0.0) for k in keys) / len(keys)
 
 
 def _draw_length(rng: np.random.Generator, progress: Progress, lengths: tuple[int, ...]) -> int:
@@ -270,4 +284,4 @@ def _schedule(step: int, steps: int) -> float:
     decay_from = 0.65 * steps
     if step <= decay_from:
         return min(1.0, step / 100)
-    return 0.5 * (1 + np.cos(np.pi * (step - decay_from) / (steps - decay_from)))
+    return 0.5 * (1 + math.cos(math.pi * (step - decay_from) / (steps - decay_from)))

@@ -177,7 +177,7 @@ def _draw_questions(
     rng: np.random.Generator, script: Script, times_s: np.ndarray, count: int, with_options: bool, kind_weights: dict[str, float]
 ) -> list[SyntheticQuestion]:
     weights = np.array(list(kind_weights.values()))
-    kinds = rng.choice(list(kind_weights), size=2 * count, p=weights / weights.sum())
+    kinds = rng.choice(list(kind_weights), size=2 * count, p=weights / weights.sum()).tolist()
     drawn = (ask(rng, script, times_s, kind, with_options) for kind in kinds)
     return list(dict.fromkeys(q for q in drawn if q is not None))[:count]
 
