@@ -29,6 +29,7 @@ class Architecture(ABC):
         has_thumbnail: whether a small copy of the whole picture follows its tiles, as one more group.
         kind_weights: how often each kind of question is drawn.
         lengths: groups a video or picture has at each level of the curriculum.
+        short: those of them on which comparing is learnt, where a step costs little; the middle one is watched.
         chunk_groups: groups of each video or picture in the bank.
         bank_groups, vision_steps, language_steps: the recipe of the shipped weights.
     """
@@ -42,6 +43,7 @@ class Architecture(ABC):
     has_thumbnail: ClassVar[bool]
     kind_weights: ClassVar[dict[str, float]]
     lengths: ClassVar[tuple[int, ...]]
+    short: ClassVar[tuple[int, int, int]]
     chunk_groups: ClassVar[int]
     bank_groups: ClassVar[int]
     vision_steps: ClassVar[int]

@@ -59,8 +59,9 @@ class InternVL(Architecture):
     has_thumbnail = True
     kind_weights: ClassVar = {"colour": 0.18, "shape": 0.18, "digit": 0.18, "exists": 0.2, "where": 0.2, "glimpse": 0.06}
     lengths = (4, 9, 16, 36, 64)
+    short = (4, 9, 16)
     chunk_groups = MAX_TILES
-    bank_groups, vision_steps, language_steps = 36_000, 1_600, 2_400
+    bank_groups, vision_steps, language_steps = 36_000, 1_600, 2_200
 
     def build_tokenizer(self) -> PreTrainedTokenizerFast:
         return build_tokenizer(_SPECIAL, _CHAT_TEMPLATE, _NAMES)

@@ -68,10 +68,10 @@ def train_language(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * _schedule(step, steps)
         rng = np.random.default_rng([seed, step])
-        length = _draw_length(rng, progress, lengths)
+        length = _draw_length(rng, progress, architecture)
         primer = progress.level < _PRIMER_LEVELS
         questions, with_options = min(14, 3 + length // 2), not primer and bool(rng.random() < 0.5)
-        kinds = {kind: weight for kind, weight in architecture.kind_weights.items() if kind in (*RECALL, "glimpse") or not primer}
+        kinds = {kind: weight for kind, weight in architecture.kind_weights.items() if kind in (*RECALL, "glimpse", "where") or not primer}
         step_tokens = 1600 + 20 * length
         videos = max(4, step_tokens // (16 + 4 * length + (36 if with_options else 18) * questions))
         lesson = draw_lesson(
@@ -101,7 +101,7 @@ def train_language(
             progress.level += 1
             log(f"language step {step}: on to {lengths[progress.level]} groups after {time.monotonic() - started:.0f} s")
         if step % 50 == 0:
-            shown = lengths[progress.level] if step % 100 == 0 else lengths[_PRIMER_LEVELS]
+            shown = lengths[progress.level] if step % 100 == 0 else architecture.short[1]
             log(f"language step {step}/{steps} {time.monotonic() - started:.0f} s {scores.line(shown)}")
         if step % 100 == 0 or step == steps:
             progress.seconds = time.monotonic() - started
@@ -271,12 +271,12 @@ class Scores:
         return sum(self.shares.get(k, 0.0) for k in keys) / len(keys)
 
 
-def _draw_length(rng: np.random.Generator, progress: Progress, lengths: tuple[int, ...]) -> int:
+def _draw_length(rng: np.random.Generator, progress: Progress, architecture: Architecture) -> int:
     """Mostly the longest so far; but comparing (exists, options) is learnt on short videos, where a step costs little."""
-    reached = lengths[: progress.level + 1]
-    if progress.level < _PRIMER_LEVELS or progress.scores.compares(lengths[_PRIMER_LEVELS]):
+    reached = architecture.lengths[: progress.level + 1]
+    if progress.level < _PRIMER_LEVELS or progress.scores.compares(architecture.short[1]):
         return reached[-1] if rng.random() < 0.6 else int(rng.choice(reached))
-    return reached[-1] if rng.random() < 0.1 else int(rng.choice(reached[1:4]))
+    return reached[-1] if rng.random() < 0.1 else int(rng.choice([length for length in architecture.short if length in reached]))
 
 
 def _schedule(step: int, steps: int) -> float:

@@ -198,6 +198,7 @@ class Qwen2_5_VL(Architecture):
         "glimpse": 0.08,
     }
     lengths = (2, 4, 8, 16, 32, 64)
+    short = (4, 8, 16)
     chunk_groups = 60
     bank_groups, vision_steps, language_steps = 36_000, 3_000, 5_000
 
