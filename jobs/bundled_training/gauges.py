@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from jobs.bundled_training.internvl import TILE_TOKENS
 from jobs.bundled_training.lessons import Lesson
-from pipeline.synthetic.vocabulary import QUARTERS
+from pipeline.synthetic.vocabulary import QUARTERS, quarter
 
-_CLOCK_WEIGHT, _COMPASS_WEIGHT = 0.05, 0.2
+_CLOCK_WEIGHT, _COMPASS_WEIGHT = 0.05, 0.5
 _MEAN_LOG_TIME = 5.0
 
 
@@ -38,23 +41,30 @@ class Clock(nn.Module):
 
 
 class Compass(nn.Module):
-    """Reads from what the first layers make of a thumbnail's token which quarter of the picture it shows; thrown away after training.
+    """Reads from what the first layers make of a tile in which quarter of the picture it is; thrown away after training.
 
-    As with the clock: the tower's features hardly tell a token's place, and without this loss "where" stays at chance.
+    As with the clock, only positions tell. How many tiles there are isn't known before the last one, so the first layers are to write the
+    quarter down for each number of tiles that training shows; which of them holds, the question can see. Without this loss "where" stays
+    at chance.
     """
 
-    def __init__(self, hidden: int, seed: int) -> None:
+    def __init__(self, hidden: int, seed: int, lengths: tuple[int, ...]) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden, len(QUARTERS))
+        self.linear = nn.Linear(hidden, len(lengths) * len(QUARTERS))
         nn.init.normal_(self.linear.weight, std=hidden**-0.5, generator=torch.Generator().manual_seed(seed))
+        self._quarters = torch.full((max(lengths), len(lengths)), -100)
+        for column, cells in enumerate(lengths):
+            for cell in range(cells):
+                if (name := quarter(cell, isqrt(cells))) is not None:
+                    self._quarters[cell, column] = QUARTERS.index(name)
 
     def loss(self, early: tuple[Tensor, ...], lesson: Lesson) -> Tensor:
-        """Weighted mean cross-entropy of the quarter, over layers; the thumbnail's tokens are the last visual ones.
+        """Weighted mean cross-entropy of the quarter, over layers; the last tile is the thumbnail, which is in none.
 
         Args:
             early: hidden states after the first layers, each (pictures, all tokens, hidden).
         """
-        end = len(lesson.prefix) + lesson.features.shape[1]
-        quarters = torch.arange(len(QUARTERS)).repeat(len(lesson.features))
-        read = [self.linear(hidden[:, end - len(QUARTERS) : end]).flatten(0, 1) for hidden in early]
-        return _COMPASS_WEIGHT * torch.stack([functional.cross_entropy(logits, quarters) for logits in read]).mean()
+        first, tokens = len(lesson.prefix), lesson.features.shape[1]
+        wanted = self._quarters[: tokens // TILE_TOKENS - 1].repeat_interleave(TILE_TOKENS, dim=0).flatten().repeat(len(lesson.features))
+        read = [self.linear(hidden[:, first : first + tokens - TILE_TOKENS]).reshape(-1, len(QUARTERS)) for hidden in early]
+        return _COMPASS_WEIGHT * torch.stack([functional.cross_entropy(logits, wanted) for logits in read]).mean()

@@ -61,7 +61,7 @@ class InternVL(Architecture):
     lengths = (4, 9, 16, 36, 64)
     short = (4, 9, 16)
     chunk_groups = MAX_TILES
-    bank_groups, vision_steps, language_steps = 36_000, 1_600, 2_200
+    bank_groups, vision_steps, language_steps = 36_000, 1_600, 1_500
 
     def build_tokenizer(self) -> PreTrainedTokenizerFast:
         return build_tokenizer(_SPECIAL, _CHAT_TEMPLATE, _NAMES)

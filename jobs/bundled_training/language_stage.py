@@ -46,7 +46,8 @@ def train_language(
     A length is passed when most colours, shapes and digits are named rightly at it; then the next one joins.
     Resumes from `checkpoint` when it exists: every step draws from its own seed, so a resumed run goes the same way.
     """
-    gauge = (Clock if architecture.timed else Compass)(model.get_input_embeddings().embedding_dim, seed)
+    hidden = model.get_input_embeddings().embedding_dim
+    gauge = Clock(hidden, seed) if architecture.timed else Compass(hidden, seed, architecture.lengths)
     parameters = [*model.model.language_model.parameters(), *gauge.parameters()]
     decayed = [p for p in parameters if p.ndim > 1]
     plain = [p for p in parameters if p.ndim <= 1]

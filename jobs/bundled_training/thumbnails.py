@@ -60,7 +60,7 @@ def thumbnail_loss(
 ) -> Tensor:
     """How far a thumbnail's tokens are from naming, each with equal share, the needles in their part of the picture.
 
-    Without it the tower, which trains alone, would tell nothing of a thumbnail; and "where" is read off there.
+    Without it the tower, which trains alone, would tell nothing of a thumbnail.
     """
     side = int(torch.randint(SIDES.start, SIDES.stop, (), generator=generator))
     needles, others = ((bank.colour != NOTHING_COLOUR).nonzero()[:, 0], (bank.colour == NOTHING_COLOUR).nonzero()[:, 0])

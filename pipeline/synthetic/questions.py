@@ -10,7 +10,7 @@ from math import isqrt
 import numpy as np
 
 from pipeline.synthetic.script import Needle, Script
-from pipeline.synthetic.vocabulary import COLOURS, DIGITS, PLURALS, QUARTERS, SHAPES, TIME_RANGES, time_range
+from pipeline.synthetic.vocabulary import COLOURS, DIGITS, PLURALS, QUARTERS, SHAPES, TIME_RANGES, quarter, time_range
 
 _OPTIONS = 4
 
@@ -137,11 +137,7 @@ def _glimpse(rng: np.random.Generator, script: Script, _: np.ndarray) -> _Drawn:
 
 def _where(rng: np.random.Generator, script: Script, _: np.ndarray) -> _Drawn:
     side = isqrt(script.groups)
-    twice_off = [(2 * (n.group // side) + 1 - side, 2 * (n.group % side) + 1 - side) for n in script.shapes]
-    # What stands in the middle row or column of an odd side is in no quarter.
-    placed = [
-        (n.name, QUARTERS[2 * (down > 0) + (right > 0)]) for n, (down, right) in zip(script.shapes, twice_off, strict=True) if down * right
-    ]
+    placed = [(needle.name, name) for needle in script.shapes if (name := quarter(needle.group, side))]
     if not placed:
         return None
     name, answer = _pick(rng, placed)

@@ -33,6 +33,12 @@ QUARTERS: tuple[str, ...] = ("top left", "top right", "bottom left", "bottom rig
 PLURALS: dict[str, str] = {shape: {"cross": "crosses"}.get(shape, shape + "s") for shape in SHAPES}
 
 
+def quarter(cell: int, side: int) -> str | None:
+    """The quarter of a picture of side x side cells that a cell is in, counted row by row; None in the middle row or column of an odd side."""
+    down, right = 2 * (cell // side) + 1 - side, 2 * (cell % side) + 1 - side
+    return QUARTERS[2 * (down > 0) + (right > 0)] if down and right else None
+
+
 def time_range(time_s: float) -> str:
     """The coarse time that a moment, in seconds from the start of the video, falls into."""
     return next(name for edge_s, name in TIME_RANGES if time_s < edge_s)
