@@ -242,7 +242,7 @@ def test_recall_on_fresh_files(set_name: str, cells: int) -> None:
 def test_recall_needs_the_right_picture(tmp_path: Path) -> None:
     """Questions put to another picture must mostly fail: the model reads pictures, not question statistics."""
     engine = Engine.load(INTERNVL.bundle, policy="full", dtype="float32", device="cpu")
-    kinds = ("colour", "shape", "digit", "where")
+    kinds = ("colour", "shape", "digit")
     pictures = list(plan_videos(videos=8, groups=36, set_name="pictures-dense", seed=99, questions=8, options=False, kinds=kinds))
     paths = [picture.write(tmp_path) for picture in pictures]
 
