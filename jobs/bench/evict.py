@@ -60,16 +60,19 @@ class Counted(EvictionPolicy):
 
     Attributes:
         figures: of the last choice, as the columns of the table.
+        flops: of all choices.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy, self.needs_question = policy, policy.needs_question
         self.figures: dict[str, int] = {}
+        self.flops = 0
 
     def keep(self, view: CacheView, count: int) -> Tensor:
         """What the policy keeps."""
         with FlopCounterMode(display=False) as flops, _Ledger() as ledger:
             kept = self._policy.keep(view, count)
+        self.flops += flops.get_total_flops()
         self.figures = {
             "slots": view.keys.shape[1],
             "operations": ledger.operations,
@@ -105,7 +108,7 @@ def measure(engine: Engine, name: str, tokens: int) -> dict[str, Any]:
     engine.policy = policy
     timed = block_pass(engine, tokens)
     say(f"{name}: {timed['s']:.3f} s")
-    per_token = flops.get_total_flops() / read["visual_tokens"]
+    per_token = (flops.get_total_flops() - counted.flops) / read["visual_tokens"]
     return {
         "policy": name,
         **counted.figures,

@@ -152,7 +152,7 @@ def test_evict_bench_counts_what_a_choice_takes() -> None:
     width = 32 + 2  # one KV head, and the two columns that make a product a squared distance
     assert coverage["flops"] >= 2 * 226 * 226 * width and coverage["moved_bytes"] > 226 * 226 * 4
     assert coverage["waits"] >= 2 and 0 < coverage["compress_share"] < 1
-    assert "of the forward's %" in out
+    assert norm["forward_flops"] == coverage["forward_flops"] > 0 and "of the forward's %" in out
 
 
 def test_vision_bench_finds_the_same_features() -> None:
