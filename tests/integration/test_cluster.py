@@ -94,16 +94,20 @@ def test_a_submitted_job_outlives_a_node(cluster: ProcessCluster, folders: dict[
         process = submit(cluster, "python", "-m", "jobs.answer", *job, "--pool.max-actors", "1", "--log.progress-interval-s", "5")
         try:
             deadline = time.monotonic() + PATIENCE_S
-            begun: set[Path] = set()
-            victim = 0
-            while not (victim and tries(output) - begun):  # in the middle of a video that has just begun
+            under_way = False
+            while not under_way:
                 assert process.poll() is None, process.communicate()[0]
                 assert time.monotonic() < deadline, log_so_far(process)
-                if committed(output) >= 2 and not victim:
-                    # One engine; the node that has it is to die, the other takes over.
-                    engines = [node for node in nodes if any("ray::MapWorker(Map(_Engine))" in title for title in cluster.titles(node))]
-                    victim, begun = engines[0] if engines else 0, tries(output)
                 time.sleep(0.01)
+                if committed(output) < 2 or not tries(output):
+                    continue
+                # One engine; the node that has it is to die in the middle of a video, the other takes over.
+                victim, engine_process = next(((node, found) for node in nodes for found in cluster.engines(node)), (0, None))
+                if engine_process is not None:
+                    engine_process.suspend()  # or it might be done with the video before it dies
+                    under_way = bool(tries(output))
+                    if not under_way:
+                        engine_process.resume()
             cluster.kill(victim)
             done_before = committed(output)
             log, _ = process.communicate(timeout=PATIENCE_S)

@@ -97,11 +97,12 @@ class ProcessCluster:
             scraper.join()
             scrape()
 
-    def titles(self, pid: int) -> Iterator[str]:
-        """Command lines of the processes of a node."""
+    def engines(self, pid: int) -> Iterator[psutil.Process]:
+        """The engines of a node."""
         for process in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.Error):
-                yield " ".join(process.cmdline())
+                if "ray::MapWorker(Map(_Engine))" in " ".join(process.cmdline()):
+                    yield process
 
     def kill(self, pid: int) -> None:
         """End a node and everything on it at once, as when a machine is taken away."""
