@@ -51,11 +51,13 @@ def model_path(config: EngineConfig) -> str:
 def checkpoint_digest(model: str) -> str:
     """What is in the checkpoint folder that `engine.model` names, by names, sizes and both ends of each file: the same on every machine, and quick for any size.
 
+    A model card (*.md) isn't taken in: another wording makes no other answers.
+
     Returns:
         16 hex digits; "" for a hub id, whose revision says which weights they are.
     """
     digest = hashlib.sha256()
-    files = sorted(file for file in (BUNDLED if model == "bundled" else Path(model)).glob("*") if file.is_file())
+    files = sorted(file for file in (BUNDLED if model == "bundled" else Path(model)).glob("*") if file.is_file() and file.suffix != ".md")
     for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name}:{size};".encode())

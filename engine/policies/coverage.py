@@ -66,6 +66,8 @@ def _drop_nearest(features: Tensor, weight: Tensor, protected: int, left: int) -
         stays[least[goes]] = False
         loss[least[goes]] = torch.inf
         left -= int(goes.sum())
+        if not left:
+            break
         alone = least[~goes & ~stays[theirs]]
         others = stays.nonzero().flatten()
         nearness = here[alone] @ there[others].T

@@ -149,9 +149,10 @@ def draw_lesson(
             targets[video, index, len(prompt) - 1 : len(prompt) + len(reply) - 1] = reply
             question = asked[video][index]
             asked_at = prompt.index(mark)
-            hints[video, index, asked_at - 1 : asked_at + 1] = tokenizer(question.answer).input_ids[0]
+            answer = tokenizer(question.answer).input_ids[0]
+            hints[video, index, asked_at - 1 : asked_at + 1] = answer
             if question.kind in LOOKUPS:
-                lookups[video, index, asked_at] = tokenizer(question.answer).input_ids[0]
+                lookups[video, index, asked_at] = answer
             if question.options and rng.random() < _GAP_SHARE:
                 gaps[video, index, asked_at + 1 :] = rng.integers(_GAP_POSITIONS)
             ends = asked_at + 1 + np.flatnonzero(np.array(prompt[asked_at + 1 :]) == newline)[1 : 1 + len(question.options)]

@@ -97,30 +97,6 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2_5_VLForC
     return Qwen2_5_VLForConditionalGeneration(build_config(tokenizer)).float()
 
 
-def through_codec(rng: np.random.Generator, script: Script) -> np.ndarray:
-    """Encode a script and decode it again, keeping the frames a sampler at 2 fps would take.
-
-    Returns:
-        (groups, GROUP_FRAMES, px, px, 3) uint8.
-    """
-    file = io.BytesIO()
-    write_video(file, draw_frames(rng, script))
-    file.seek(0)
-    step = FRAMES_PER_GROUP // GROUP_FRAMES
-    with av.open(file) as container:
-        kept = [f.to_ndarray(format="rgb24") for i, f in enumerate(container.decode(video=0)) if i % step == 0]
-    return np.stack(kept).reshape(script.groups, GROUP_FRAMES, *kept[0].shape)
-
-
-def video_positions(times_s: np.ndarray, start: int) -> np.ndarray:
-    """Positions of a video's tokens, (3, groups * GROUP_TOKENS): time from seconds, height and width from the place in the frame."""
-    side = int(GROUP_TOKENS**0.5)
-    groups = len(times_s)
-    time = np.repeat(np.floor(times_s * TOKENS_PER_SECOND).astype(np.int64), GROUP_TOKENS)
-    place = np.tile(np.arange(GROUP_TOKENS), groups)
-    return start + np.stack([time, place // side, place % side])
-
-
 def patches(frames: Tensor) -> Tensor:
     """Normalise and cut groups as the processor does.
 
@@ -218,10 +194,19 @@ class Qwen2_5_VL(Architecture):
         return encode_groups(model, patches(frames))
 
     def through_file(self, rng: np.random.Generator, script: Script) -> np.ndarray:
-        return through_codec(rng, script)
+        file = io.BytesIO()
+        write_video(file, draw_frames(rng, script))
+        file.seek(0)
+        step = FRAMES_PER_GROUP // GROUP_FRAMES  # keeps the frames that a sampler at 2 fps would take
+        with av.open(file) as container:
+            kept = [f.to_ndarray(format="rgb24") for i, f in enumerate(container.decode(video=0)) if i % step == 0]
+        return np.stack(kept).reshape(script.groups, GROUP_FRAMES, *kept[0].shape)
 
     def positions(self, times_s: np.ndarray, start: int) -> np.ndarray:
-        return video_positions(times_s, start)
+        side = int(GROUP_TOKENS**0.5)
+        time = np.repeat(np.floor(times_s * TOKENS_PER_SECOND).astype(np.int64), GROUP_TOKENS)
+        place = np.tile(np.arange(GROUP_TOKENS), len(times_s))
+        return start + np.stack([time, place // side, place % side])
 
 
 QWEN2_5_VL = Qwen2_5_VL()

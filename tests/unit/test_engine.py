@@ -561,6 +561,8 @@ def test_a_checkpoint_folder_is_known_by_its_content(folders, tmp_path):
 
     copy = copytree(folders["qwen2_5_vl"], tmp_path / "copy")
     assert checkpoint_digest(str(copy)) == checkpoint_digest(str(folders["qwen2_5_vl"])) != ""
+    (copy / "README.md").write_text("another model card")
+    assert checkpoint_digest(str(copy)) == checkpoint_digest(str(folders["qwen2_5_vl"]))
     changed = copytree(folders["qwen2_5_vl"], tmp_path / "changed")
     weights = changed / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\1")
