@@ -7,9 +7,6 @@ from torch import Tensor
 
 from engine.policies.base import CacheView, EvictionPolicy
 
-_CHUNK_ROWS = 256
-"""Rows of distances at a time on a CPU; other devices take all at once, for which a launch costs more than what it computes."""
-
 
 class Policy(EvictionPolicy):
     """Query-agnostic; keeps whole tokens, the same in all heads of a layer, chosen jointly.
@@ -24,7 +21,7 @@ class Policy(EvictionPolicy):
         """Drop entries until `count` are left beyond the protected ones, which stay but count as neighbours.
 
         An entry's feature is its keys before RoPE of all KV heads, each divided by that head's mean key norm; its weight is the mean
-        norm of its values. Takes 256 * slots * 4 bytes for a moment beside the features, on CUDA slots * slots * 4.
+        norm of its values. Takes slots * slots * 4 bytes for a moment beside the features.
 
         Returns:
             (kv_heads, count) int64 slots, equal in all heads.
@@ -44,17 +41,15 @@ def _drop_nearest(features: Tensor, weight: Tensor, protected: int, left: int) -
         features: (slots, width). weight: (slots,).
     """
     slots = len(weight)
-    squares, ones = features.square().sum(dim=1, keepdim=True), torch.ones_like(weight)[:, None]
-    # |a - b|^2 is one product of rows of these two.
-    here, there = torch.cat([-2 * features, squares, ones], dim=1), torch.cat([features, ones, squares], dim=1)
+    squared = _squared_distances(features)
 
-    def loss_of(entries: Tensor, squared: Tensor) -> Tensor:
-        loss = weight[entries] * squared.clamp_min(0).sqrt()
+    def loss_of(entries: Tensor, nearest: Tensor) -> Tensor:
+        loss = weight[entries] * nearest.clamp_min(0).sqrt()
         return torch.nan_to_num(loss, nan=0.0)  # finite: infinity is for those that don't go, or are gone
 
-    stays = torch.ones(slots, dtype=torch.bool, device=weight.device)
-    squared, neighbour = _nearest_of_all(here, there)
-    loss = loss_of(torch.arange(slots, device=weight.device), squared)
+    gone = torch.zeros(slots, dtype=torch.bool, device=weight.device)
+    nearest, neighbour = squared.min(dim=1)
+    loss = loss_of(torch.arange(slots, device=weight.device), nearest)
     loss[:protected] = torch.inf
     while left > 0:
         # A loss whose neighbour is gone is a lower bound. No more than `left` entries can lie below one of these, so they are in reach.
@@ -62,39 +57,19 @@ def _drop_nearest(features: Tensor, weight: Tensor, protected: int, left: int) -
         turn = torch.full((slots,), slots, device=weight.device)
         turn[least] = torch.arange(left, device=weight.device)
         theirs = neighbour[least]
-        goes = stays[theirs] & (turn[theirs] >= turn[least])  # whoever's neighbour goes first waits: its loss is about to change
-        stays[least[goes]] = False
-        loss[least[goes]] = torch.inf
-        left -= int(goes.sum())
-        if not left:
-            break
-        alone = least[~goes & ~stays[theirs]]
-        others = stays.nonzero().flatten()
-        nearness = here[alone] @ there[others].T
-        nearness.scatter_(1, torch.searchsorted(others, alone)[:, None], torch.inf)
-        squared, place = nearness.min(dim=1)
-        neighbour[alone] = others[place]
-        loss[alone] = loss_of(alone, squared)
-    return stays.nonzero().flatten()
+        goes = ~gone[theirs] & (turn[theirs] >= turn[least])  # whoever's neighbour goes first waits: its loss is about to change
+        dropped = least[goes]
+        gone[dropped], loss[dropped] = True, torch.inf
+        left -= len(dropped)
+        alone = least[~goes & gone[theirs]]
+        nearest, neighbour[alone] = squared[alone].masked_fill_(gone, torch.inf).min(dim=1)
+        loss[alone] = loss_of(alone, nearest)
+    return (~gone).nonzero().flatten()
 
 
-def _nearest_of_all(here: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each entry the nearest other one, each pair being looked at once.
-
-    Args:
-        here, there: (slots, width) whose products are squared distances.
-
-    Returns:
-        (slots,) squared distances, infinite for a single entry, and (slots,) int64 slots.
-    """
-    least = torch.full_like(here[:, 0], torch.inf)
-    neighbour = torch.zeros_like(least, dtype=torch.long)
-    step = _CHUNK_ROWS if here.device.type == "cpu" else len(here)
-    for start in range(0, len(here), step):
-        squared = (here[start : start + step] @ there[start:].T).fill_diagonal_(torch.inf)
-        for dim, entries in ((1, slice(start, start + step)), (0, slice(start, None))):
-            found, place = squared.min(dim=dim)
-            closer = found < least[entries]
-            least[entries] = torch.where(closer, found, least[entries])
-            neighbour[entries] = torch.where(closer, start + place, neighbour[entries])
-    return least, neighbour
+def _squared_distances(features: Tensor) -> Tensor:
+    """Between every two of (slots, width) features, (slots, slots), infinite on the diagonal."""
+    squares, ones = features.square().sum(dim=1, keepdim=True), torch.ones_like(features[:, :1])
+    # |a - b|^2 is one product of rows of these two.
+    here, there = torch.cat([-2 * features, squares, ones], dim=1), torch.cat([features, ones, squares], dim=1)
+    return (here @ there.T).fill_diagonal_(torch.inf)

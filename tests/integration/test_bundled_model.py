@@ -9,9 +9,10 @@ import pytest
 import torch
 from transformers import AutoProcessor, AutoTokenizer, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
+from engine import Engine
 from jobs import train_bundled
 from jobs.bundled_training.bank import COLOUR_NAMES, FIGURES, build_bank
-from jobs.bundled_training.evaluate import evaluate_bundle, sampled_frames
+from jobs.bundled_training.evaluate import answers_right, evaluate_bundle
 from jobs.bundled_training.language_stage import logits_at
 from jobs.bundled_training.lessons import RECALL, FeatureBank, draw_lesson, expected_reply, question_prompt
 from jobs.bundled_training.qwen2_5_vl import GROUP_TOKENS, QWEN2_5_VL, build_model, encode_groups, patches
@@ -149,21 +150,18 @@ def test_recall_on_fresh_files(set_name):
     assert asked >= 30 and right >= 0.88 * asked, recall
 
 
-def test_recall_needs_the_right_frames(model, processor, tmp_path: Path):
+def test_recall_needs_the_right_frames(tmp_path: Path):
     """Questions put to another video's frames must mostly fail: the model reads pictures, not question statistics."""
-    from jobs.bundled_training.evaluate import answers_right
-
+    engine = Engine.load(BUNDLE, policy="full", dtype="float32", device="cpu")
     kinds = ("colour", "shape", "digit")
     videos = list(plan_videos(videos=8, groups=64, set_name="dense", seed=99, questions=9, options=False, kinds=kinds))
     paths = [video.write(tmp_path) for video in videos]
-    assert len(list(sampled_frames(paths[0]))) == 128
-    own = [r for v, p in zip(videos, paths, strict=True) for r in answers_right(model, processor, p, [q for _, q in v.questions])]
-    other = [
-        r
-        for v, p in zip(videos, paths[1:] + paths[:1], strict=True)
-        for r in answers_right(model, processor, p, [q for _, q in v.questions])
-    ]
-    assert np.mean(own) > 0.85 and np.mean(other) < 0.5
+
+    def share_right(shown: list[Path]) -> float:
+        asked = ((path, [q for _, q in video.questions]) for video, path in zip(videos, shown, strict=True))
+        return float(np.mean([right for path, questions in asked for right in answers_right(engine, path, questions)]))
+
+    assert share_right(paths) > 0.85 and share_right(paths[1:] + paths[:1]) < 0.5
 
 
 def test_evaluating_a_folder_without_a_model_says_what_to_do(tmp_path: Path, capsys):

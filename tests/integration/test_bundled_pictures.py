@@ -17,7 +17,7 @@ from engine.geometry import FrameGeometry
 from engine.models import load_adapter
 from jobs import study, train_bundled
 from jobs.bundled_training.bank import NOTHING_COLOUR, build_bank
-from jobs.bundled_training.evaluate import evaluate_bundle, picture_answers_right
+from jobs.bundled_training.evaluate import answers_right, evaluate_bundle
 from jobs.bundled_training.internvl import INTERNVL, MAX_TILES, TILE_TOKENS
 from jobs.bundled_training.language_stage import logits_at
 from jobs.bundled_training.lessons import RECALL, FeatureBank, draw_lesson, expected_reply, question_prompt
@@ -248,6 +248,6 @@ def test_recall_needs_the_right_picture(tmp_path: Path) -> None:
 
     def share_right(shown: list[Path]) -> float:
         asked = ((path, [q for _, q in picture.questions]) for picture, path in zip(pictures, shown, strict=True))
-        return float(np.mean([right for path, questions in asked for right in picture_answers_right(engine, path, questions)]))
+        return float(np.mean([right for path, questions in asked for right in answers_right(engine, path, questions)]))
 
     assert share_right(paths) > 0.8 and share_right(paths[1:] + paths[:1]) < 0.5
