@@ -46,7 +46,7 @@ def train(arguments: argparse.Namespace) -> int:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     architecture = ARCHITECTURES[arguments.architecture]
-    work = Path(arguments.work or f"build/train_{architecture.name}")
+    work = Path(arguments.work or f"build/train_{architecture.name}_seed{arguments.seed}")
     work.mkdir(parents=True, exist_ok=True)
     log = _logger(work / "training.log")
     tokenizer = architecture.build_tokenizer()
@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         "train", help="train from a seed; continues where an earlier run stopped", parents=[chosen], formatter_class=shown
     )
     command.add_argument("--output", help="folder for weights, configuration and processor files; the architecture's own unless given")
-    command.add_argument("--work", help="folder for checkpoints and training.log; build/train_ARCHITECTURE unless given")
+    command.add_argument("--work", help="folder for checkpoints and training.log; build/train_ARCHITECTURE_seedN unless given")
     command.add_argument("--seed", type=int, default=0, help="of weights, videos and questions")
     command.add_argument("--threads", type=int, default=0, help="threads of torch; 0 leaves torch's own choice")
     command.add_argument("--bank-groups", type=int, help="temporal groups, or cells of pictures, drawn and encoded for training")

@@ -13,7 +13,7 @@ class Policy(EvictionPolicy):
 
     Of all entries the one with the least weight * distance to its nearest neighbour goes, then of the rest, and so on. Related: greedy
     k-center picking (CoRDS, arXiv 2605.14310, in joint key and value space), which adds entries one by one and so needs as many steps as
-    it keeps. Dropping takes a few rounds, however many go: an entry's loss only grows when its neighbour goes, so each of the `left`
+    it keeps. Dropping usually takes a few rounds, however many go: an entry's loss only grows when its neighbour goes, so each of the `left`
     entries of least loss would go anyway, at its turn, unless its own neighbour goes first.
     """
 
@@ -21,7 +21,8 @@ class Policy(EvictionPolicy):
         """Drop entries until `count` are left beyond the protected ones, which stay but count as neighbours.
 
         An entry's feature is its keys before RoPE of all KV heads, each divided by that head's mean key norm; its weight is the mean
-        norm of its values. Takes slots * slots * 4 bytes for a moment beside the features.
+        norm of its values. Holds slots * slots * 4 bytes until the choice is made, and for a moment up to as much again: little for a budget
+        and a block, much where a whole long video is compressed once after its prefill.
 
         Returns:
             (kv_heads, count) int64 slots, equal in all heads.
@@ -68,8 +69,8 @@ def _drop_nearest(features: Tensor, weight: Tensor, protected: int, left: int) -
 
 
 def _squared_distances(features: Tensor) -> Tensor:
-    """Between every two of (slots, width) features, (slots, slots), infinite on the diagonal."""
+    """Between every two of (slots, width) features, (slots, slots); the diagonal is the largest number, so that the last of all is its own neighbour."""
     squares, ones = features.square().sum(dim=1, keepdim=True), torch.ones_like(features[:, :1])
     # |a - b|^2 is one product of rows of these two.
     here, there = torch.cat([-2 * features, squares, ones], dim=1), torch.cat([features, ones, squares], dim=1)
-    return (here @ there.T).fill_diagonal_(torch.inf)
+    return (here @ there.T).fill_diagonal_(torch.finfo(features.dtype).max)

@@ -25,8 +25,6 @@ from jobs.bench._model import WithoutTower, bench_engine
 from jobs.bench.prefill import block_pass
 
 _WAITS = {"aten::_local_scalar_dense", "aten::nonzero"}
-_MASKED = {"aten::index", "aten::index_put", "aten::index_put_"}
-"""These wait too when a mask, and not places, says which: how many it names must be known."""
 
 
 def main(argv: list[str]) -> int:
@@ -96,7 +94,8 @@ class _Ledger(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if not func.is_view:
             name = func.name().partition(".")[0]
-            masked = name in _MASKED and any(places.dtype == torch.bool for places in args[1] if places is not None)
+            # Taking by a mask waits too: how many it names must be known.
+            masked = name == "aten::index" and any(places.dtype == torch.bool for places in args[1] if places is not None)
             self.operations += 1
             self.waits += masked or name in _WAITS
             self.moved_bytes += sum(t.numel() * t.element_size() for t in tree_leaves((args, out)) if isinstance(t, Tensor))

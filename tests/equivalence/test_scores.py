@@ -125,7 +125,7 @@ def test_leverage_equals_a_slow_loop():
             assert scores[head, slot] == pytest.approx(float(key @ inverse @ key), rel=1e-4)
 
 
-@pytest.mark.parametrize(("slots", "protected", "count"), [(30, 3, 9), (30, 0, 1), (120, 5, 100), (120, 5, 20), (20, 4, 0)])
+@pytest.mark.parametrize(("slots", "protected", "count"), [(30, 3, 9), (30, 0, 1), (120, 5, 100), (120, 5, 20), (20, 4, 0), (20, 0, 0)])
 @pytest.mark.parametrize("spread", [0.05, 1.0])
 def test_coverage_equals_a_slow_loop(slots, protected, count, spread):
     """Whoever is dropped last, all at once or one by one: the same stay."""
@@ -141,7 +141,7 @@ def test_coverage_equals_a_slow_loop(slots, protected, count, spread):
     while len(left) > protected + count:
 
         def loss(slot, left=left):
-            return weight[slot] * min(distance[slot][other] for other in left if other != slot)
+            return weight[slot] * min((distance[slot][other] for other in left if other != slot), default=0.0)
 
         left.remove(min((slot for slot in left if slot >= protected), key=loss))
     assert kept.tolist() == [left[protected:]] * 2
