@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine import Engine, Question, VideoBlock
+from engine import Engine, Question
 from jobs.studying.trial import is_right
 from pipeline.synthetic.dataset import plan_videos
 from pipeline.synthetic.questions import SyntheticQuestion
@@ -59,6 +59,6 @@ def answers_right(engine: Engine, path: Path, questions: list[SyntheticQuestion]
     """For each question whether the engine's answer about a video or picture is right, in every word."""
     geometry = engine.geometry
     source = open_media(str(path), geometry, DecodeConfig(fps=geometry.frames_per_group / GROUP_S))
-    blocks = (block for block in source.blocks(engine.config.block_tokens) if isinstance(block, VideoBlock))
-    answers = engine.answer(engine.prefill(blocks), [Question(q.text, q.options) for q in questions])
+    kept = engine.prefill(source.blocks(engine.config.block_tokens))
+    answers = engine.answer(kept, [Question(q.text, q.options) for q in questions])
     return (is_right(answer.text, question) for answer, question in zip(answers, questions, strict=True))

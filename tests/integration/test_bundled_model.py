@@ -12,7 +12,7 @@ from transformers import AutoProcessor, AutoTokenizer, Qwen2_5_VLForConditionalG
 from engine import Engine
 from jobs import train_bundled
 from jobs.bundled_training.bank import COLOUR_NAMES, FIGURES, build_bank
-from jobs.bundled_training.evaluate import answers_right, evaluate_bundle
+from jobs.bundled_training.evaluate import evaluate_bundle
 from jobs.bundled_training.language_stage import logits_at
 from jobs.bundled_training.lessons import RECALL, FeatureBank, draw_lesson, expected_reply, question_prompt
 from jobs.bundled_training.qwen2_5_vl import GROUP_TOKENS, QWEN2_5_VL, build_model, encode_groups, patches
@@ -21,6 +21,7 @@ from jobs.train_bundled import BUNDLE
 from pipeline.synthetic.dataset import plan_videos
 from pipeline.synthetic.draw import FRAME_PX
 from pipeline.synthetic.questions import KINDS
+from tests.support.recall import share_right
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +157,7 @@ def test_recall_needs_the_right_frames(tmp_path: Path):
     kinds = ("colour", "shape", "digit")
     videos = list(plan_videos(videos=8, groups=64, set_name="dense", seed=99, questions=9, options=False, kinds=kinds))
     paths = [video.write(tmp_path) for video in videos]
-
-    def share_right(shown: list[Path]) -> float:
-        asked = ((path, [q for _, q in video.questions]) for video, path in zip(videos, shown, strict=True))
-        return float(np.mean([right for path, questions in asked for right in answers_right(engine, path, questions)]))
-
-    assert share_right(paths) > 0.85 and share_right(paths[1:] + paths[:1]) < 0.5
+    assert share_right(engine, videos, paths) > 0.85 and share_right(engine, videos, paths[1:] + paths[:1]) < 0.5
 
 
 def test_evaluating_a_folder_without_a_model_says_what_to_do(tmp_path: Path, capsys):

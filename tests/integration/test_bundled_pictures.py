@@ -17,7 +17,7 @@ from engine.geometry import FrameGeometry
 from engine.models import load_adapter
 from jobs import study, train_bundled
 from jobs.bundled_training.bank import NOTHING_COLOUR, build_bank
-from jobs.bundled_training.evaluate import answers_right, evaluate_bundle
+from jobs.bundled_training.evaluate import evaluate_bundle
 from jobs.bundled_training.internvl import INTERNVL, MAX_TILES, TILE_TOKENS
 from jobs.bundled_training.language_stage import logits_at
 from jobs.bundled_training.lessons import RECALL, FeatureBank, draw_lesson, expected_reply, question_prompt
@@ -28,6 +28,7 @@ from pipeline.synthetic.dataset import plan_videos
 from pipeline.synthetic.draw import FRAME_PX
 from pipeline.synthetic.questions import PICTURE_KINDS
 from pipeline.video.images import open_image
+from tests.support.recall import share_right
 
 
 @pytest.fixture(scope="module")
@@ -245,9 +246,4 @@ def test_recall_needs_the_right_picture(tmp_path: Path) -> None:
     kinds = ("colour", "shape", "digit")
     pictures = list(plan_videos(videos=8, groups=36, set_name="pictures-dense", seed=99, questions=8, options=False, kinds=kinds))
     paths = [picture.write(tmp_path) for picture in pictures]
-
-    def share_right(shown: list[Path]) -> float:
-        asked = ((path, [q for _, q in picture.questions]) for picture, path in zip(pictures, shown, strict=True))
-        return float(np.mean([right for path, questions in asked for right in answers_right(engine, path, questions)]))
-
-    assert share_right(paths) > 0.8 and share_right(paths[1:] + paths[:1]) < 0.5
+    assert share_right(engine, pictures, paths) > 0.8 and share_right(engine, pictures, paths[1:] + paths[:1]) < 0.5
