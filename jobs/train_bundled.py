@@ -47,20 +47,21 @@ def train(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(arguments.threads)
     architecture = ARCHITECTURES[arguments.architecture]
     work = Path(arguments.work or f"build/train_{architecture.name}_seed{arguments.seed}")
-    work.mkdir(parents=True, exist_ok=True)
+    bank_groups = arguments.bank_groups or architecture.bank_groups
+    vision_steps = arguments.vision_steps or architecture.vision_steps
+    _claim(work, {"architecture": architecture.name, "seed": arguments.seed, "bank_groups": bank_groups, "vision_steps": vision_steps})
     log = _logger(work / "training.log")
     tokenizer = architecture.build_tokenizer()
     model = architecture.build_model(tokenizer, arguments.seed)
     started = time.monotonic()
-    train_groups = build_bank(architecture, arguments.seed + 1, arguments.bank_groups or architecture.bank_groups)
+    train_groups = build_bank(architecture, arguments.seed + 1, bank_groups)
     log(f"{len(train_groups.frames)} groups drawn, encoded and decoded in {time.monotonic() - started:.0f} s")
     vision = work / "vision.pt"
     if vision.exists():
         architecture.vision(model).load_state_dict(torch.load(vision, weights_only=True))
     else:
         held_out = build_bank(architecture, arguments.seed + _HELD_OUT_SEED, HELD_OUT_GROUPS)
-        steps = arguments.vision_steps or architecture.vision_steps
-        right = train_vision(architecture, model, train_groups, held_out, seed=arguments.seed, steps=steps, log=log)
+        right = train_vision(architecture, model, train_groups, held_out, seed=arguments.seed, steps=vision_steps, log=log)
         log(f"vision: every token of {100 * right:.1f}% of the held-out groups names them rightly")
         torch.save(architecture.vision(model).state_dict(), vision)
     with torch.no_grad():
@@ -136,6 +137,19 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
     command.set_defaults(run=evaluate)
     return parser
+
+
+def _claim(work: Path, recipe: dict[str, str | int]) -> None:
+    """Create a work folder, or make sure that what it holds was begun in the same way: its stages would be taken as they are."""
+    begun = work / "recipe.json"
+    work.mkdir(parents=True, exist_ok=True)
+    if not begun.exists():
+        begun.write_text(json.dumps(recipe))
+    for name, value in json.loads(begun.read_text()).items():
+        if value != recipe[name]:
+            raise ConfigError(
+                f"--work={work} holds a training with {name}={value}, not {recipe[name]}; give another folder, or the same settings"
+            )
 
 
 def _logger(path: Path) -> Callable[[str], None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ from jobs.bundled_training.architecture import Architecture
 from jobs.bundled_training.bank import COLOUR_NAMES
 from jobs.bundled_training.gauges import Clock, Compass
 from jobs.bundled_training.lessons import RECALL, FeatureBank, Lesson, draw_lesson
+from jobs.bundled_training.optimizer import MuonAndAdamW
 from pipeline.synthetic.vocabulary import DIGITS, PLURALS, SHAPES
 
 _PASS_MARK = 0.85
@@ -49,10 +49,8 @@ def train_language(
     hidden = model.get_input_embeddings().embedding_dim
     gauge = Clock(hidden, seed) if architecture.timed else Compass(hidden, seed, architecture.lengths)
     parameters = [*model.model.language_model.parameters(), *gauge.parameters()]
-    decayed = [p for p in parameters if p.ndim > 1]
-    plain = [p for p in parameters if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98))
+    layers = model.model.language_model.layers
+    optimizer = MuonAndAdamW(layers, parameters, steps=steps, learning_rate=learning_rate, weight_decay=0.05)
     progress, lengths = Progress(), architecture.lengths
     if not checkpoint.exists():
         name_what_is_seen(model, bank, tokenizer)
@@ -66,8 +64,6 @@ def train_language(
     while progress.step < steps:
         progress.step += 1
         step, scores = progress.step, progress.scores
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * _schedule(step, steps)
         rng = np.random.default_rng([seed, step])
         length = _draw_length(rng, progress, architecture)
         primer = progress.level < _PRIMER_LEVELS
@@ -93,10 +89,7 @@ def train_language(
         weights = torch.where(is_answer, 1.0, _HINT_WEIGHT)
         losses = functional.cross_entropy(logits, labels[places], reduction="none")
         loss = (weights * losses).sum() / weights.sum() + gauge.loss(early, lesson) + _LOOKUP_WEIGHT * lookup_loss(model, lesson, early[-1])
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
+        optimizer.descend(loss, step)
         scores.add(lesson, logits.detach().argmax(-1)[is_answer], length, loss.item(), losses[~is_answer].mean().item())
         if progress.level < len(lengths) - 1 and scores.passed(lengths[progress.level]):
             progress.level += 1
@@ -278,11 +271,3 @@ def _draw_length(rng: np.random.Generator, progress: Progress, architecture: Arc
     if progress.level < _PRIMER_LEVELS or progress.scores.compares(architecture.short[1]):
         return reached[-1] if rng.random() < 0.6 else int(rng.choice(reached))
     return reached[-1] if rng.random() < 0.1 else int(rng.choice([length for length in architecture.short if length in reached]))
-
-
-def _schedule(step: int, steps: int) -> float:
-    """Short warm-up, constant, then a cosine to nothing over the last 35%."""
-    decay_from = 0.65 * steps
-    if step <= decay_from:
-        return min(1.0, step / 100)
-    return 0.5 * (1 + math.cos(math.pi * (step - decay_from) / (steps - decay_from)))

@@ -127,10 +127,11 @@ def draw_lesson(
 ) -> Lesson:
     """Draw a batch: scripts from nearly empty to crowded, questions of the given kinds, all of one form."""
     prefix = tokenizer(architecture.prefix).input_ids
-    asked, places = [], []
+    asked, places, scripts = [], [], []
     rows = np.empty((videos, groups), dtype=np.int64)
     for video in range(videos):
         script = _draw_script(rng, groups)
+        scripts.append(script)
         times_s = draw_times(rng, groups) if architecture.timed else np.zeros(groups)
         rows[video] = bank.rows(rng, script)
         places.append(architecture.positions(times_s, start=len(prefix)))
@@ -151,8 +152,9 @@ def draw_lesson(
             asked_at = prompt.index(mark)
             answer = tokenizer(question.answer).input_ids[0]
             hints[video, index, asked_at - 1 : asked_at + 1] = answer
-            if question.kind in LOOKUPS:
-                lookups[video, index, asked_at] = answer
+            found = what_to_look_up(question, scripts[video])
+            if found is not None:
+                lookups[video, index, asked_at] = tokenizer(found).input_ids[0]
             if question.options and rng.random() < _GAP_SHARE:
                 gaps[video, index, asked_at + 1 :] = rng.integers(_GAP_POSITIONS)
             ends = asked_at + 1 + np.flatnonzero(np.array(prompt[asked_at + 1 :]) == newline)[1 : 1 + len(question.options)]
@@ -172,6 +174,22 @@ def draw_lesson(
         lookups=torch.from_numpy(lookups),
         asked=asked,
     )
+
+
+def what_to_look_up(question: SyntheticQuestion, script: Script) -> str | None:
+    """The word that an early layer is to find in the video, before it is compared with anything; None where there isn't one.
+
+    For "is there a red circle" it is the colour of the circle that is there: the asked one when it is, else that of the only one.
+    """
+    if question.kind in LOOKUPS:
+        return question.answer
+    if question.kind != "exists":
+        return None
+    colour, figure = question.text.rstrip("?").split()[-2:]
+    colours = {n.colour for n in script.shapes if n.figure == figure}
+    if colour in colours:
+        return colour
+    return colours.pop() if len(colours) == 1 else None
 
 
 def _draw_questions(

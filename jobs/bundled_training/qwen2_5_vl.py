@@ -22,7 +22,8 @@ from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from jobs.bundled_training.architecture import Architecture, normalise
 from jobs.bundled_training.tokenizer import build_tokenizer
-from pipeline.synthetic.draw import FRAME_PX
+from pipeline.synthetic.draw import FRAME_PX, Background
+from pipeline.synthetic.natural import NaturalBackground
 from pipeline.synthetic.script import Script
 from pipeline.synthetic.video import FRAMES_PER_GROUP, draw_frames, write_video
 
@@ -30,6 +31,8 @@ PATCH_PX, MERGE, GROUP_FRAMES = 14, 2, 2
 GROUP_TOKENS = (FRAME_PX // (PATCH_PX * MERGE)) ** 2
 _GRID = FRAME_PX // PATCH_PX
 TOKENS_PER_SECOND = 2
+_NATURAL_SHARE = 1 / 3
+"""Of the videos that training shows: textured, colourful backgrounds, harder to tell from needles than the plain ones."""
 
 
 def build_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
@@ -176,7 +179,7 @@ class Qwen2_5_VL(Architecture):
     lengths = (2, 4, 8, 16, 32, 64)
     short = (4, 8, 16)
     chunk_groups = 60
-    bank_groups, vision_steps, language_steps = 36_000, 3_000, 5_000
+    bank_groups, vision_steps, language_steps = 36_000, 1_600, 4_000
 
     def build_tokenizer(self) -> PreTrainedTokenizerFast:
         return build_tokenizer()
@@ -195,7 +198,8 @@ class Qwen2_5_VL(Architecture):
 
     def through_file(self, rng: np.random.Generator, script: Script) -> np.ndarray:
         file = io.BytesIO()
-        write_video(file, draw_frames(rng, script))
+        scenery = NaturalBackground if rng.random() < _NATURAL_SHARE else Background
+        write_video(file, draw_frames(rng, script, scenery=scenery))
         file.seek(0)
         step = FRAMES_PER_GROUP // GROUP_FRAMES  # keeps the frames that a sampler at 2 fps would take
         with av.open(file) as container:

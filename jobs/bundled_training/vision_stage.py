@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from jobs.bundled_training.architecture import Architecture
 from jobs.bundled_training.bank import COLOUR_NAMES, FIGURES, GroupBank
+from jobs.bundled_training.optimizer import MuonAndAdamW
 from jobs.bundled_training.thumbnails import Thumbnails, thumbnail_loss
 
 _TURN, _STRETCH, _SHIFT_PX = 0.12, 0.1, 3.0
@@ -56,8 +57,7 @@ def train_vision(
     torch.manual_seed(seed)
     head = ThrowAwayHead(model.get_input_embeddings().embedding_dim)
     parameters = [*architecture.vision(model).parameters(), *head.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.02)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    optimizer = MuonAndAdamW(architecture.vision(model), parameters, steps=steps, learning_rate=learning_rate, weight_decay=0.02)
     thumbnails = Thumbnails(train.frames) if architecture.has_thumbnail else None
     started, running = time.monotonic(), 0.0
     for step in range(1, steps + 1):
@@ -66,11 +66,7 @@ def train_vision(
         loss = _loss(head(architecture.encode(model, seen)), train.colour[rows], train.figure[rows])
         if thumbnails is not None:
             loss = loss + _THUMBNAIL_WEIGHT * thumbnail_loss(architecture, model, head, thumbnails, train, generator)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
+        optimizer.descend(loss, step)
         running += (loss.item() - running) / min(step, 50)
         if step % 50 == 0 or step == steps:
             right = measure_vision(architecture, model, head, held_out) if step % 200 == 0 or step == steps else None

@@ -40,7 +40,7 @@ class _Thing:
 
 
 class NaturalBackground:
-    """A textured scene with moving things, as colourful as what is asked about; the bundled models never saw one in training."""
+    """A textured scene with moving things, as colourful as what is asked about."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng

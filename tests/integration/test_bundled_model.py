@@ -14,13 +14,14 @@ from jobs import train_bundled
 from jobs.bundled_training.bank import COLOUR_NAMES, FIGURES, build_bank
 from jobs.bundled_training.evaluate import evaluate_bundle
 from jobs.bundled_training.language_stage import logits_at
-from jobs.bundled_training.lessons import RECALL, FeatureBank, draw_lesson, expected_reply, question_prompt
+from jobs.bundled_training.lessons import RECALL, FeatureBank, draw_lesson, expected_reply, question_prompt, what_to_look_up
 from jobs.bundled_training.qwen2_5_vl import GROUP_TOKENS, QWEN2_5_VL, build_model, encode_groups, patches
 from jobs.bundled_training.tokenizer import SPECIAL, build_tokenizer
 from jobs.train_bundled import BUNDLE
 from pipeline.synthetic.dataset import plan_videos
 from pipeline.synthetic.draw import FRAME_PX
-from pipeline.synthetic.questions import KINDS
+from pipeline.synthetic.questions import KINDS, SyntheticQuestion
+from pipeline.synthetic.script import Needle, Script
 from tests.support.recall import share_right
 
 
@@ -126,14 +127,30 @@ def test_packed_questions_read_as_if_asked_alone(tiny_bank):
     torch.testing.assert_close(packed, torch.cat(alone), atol=1e-4, rtol=1e-4)
 
 
-def test_a_training_run_continues_where_it_stopped(tmp_path: Path):
-    def run(work: str, output: str, steps: str) -> None:
-        sizes = ["--bank-groups", "2400", "--vision-steps", "2", "--language-steps", steps, "--threads", "1"]
-        assert train_bundled.main(["train", "--work", str(tmp_path / work), "--output", str(tmp_path / output), *sizes]) == 0
+def test_what_an_early_layer_is_to_find():
+    script = Script(8, (Needle(1, "red", "circle"), Needle(2, "blue", "circle"), Needle(3, "green", "star")), frozenset(), frozenset())
 
-    run("work", "first", "2")
+    def found(kind: str, text: str, answer: str) -> str | None:
+        return what_to_look_up(SyntheticQuestion(kind, text, answer), script)
+
+    assert found("colour", "What colour is the star?", "green") == "green"
+    assert found("exists", "Is there a blue circle?", "yes") == "blue"
+    assert found("exists", "Is there a blue star?", "no") == "green"
+    assert found("exists", "Is there a green circle?", "no") is None, "two circles, of two colours"
+    assert found("exists", "Is there a red square?", "no") is None
+    assert found("count", "How many circles are there?", "2") is None
+
+
+def test_a_training_run_continues_where_it_stopped(tmp_path: Path, capsys):
+    def run(work: str, output: str, steps: str, seed: str = "0") -> int:
+        sizes = ["--bank-groups", "2400", "--vision-steps", "2", "--language-steps", steps, "--threads", "1", "--seed", seed]
+        return train_bundled.main(["train", "--work", str(tmp_path / work), "--output", str(tmp_path / output), *sizes])
+
+    assert run("work", "first", "2") == 0
     vision = (tmp_path / "work" / "vision.pt").stat().st_mtime_ns
-    run("work", "second", "4")
+    assert run("work", "second", "4") == 0
+    assert run("work", "third", "4", seed="1") == 2
+    assert "holds a training with seed=0, not 1; give another folder" in capsys.readouterr().err and not (tmp_path / "third").exists()
     assert (tmp_path / "work" / "vision.pt").stat().st_mtime_ns == vision
     first, second = (Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / name) for name in ("first", "second"))
     assert torch.equal(first.model.visual.merger.mlp[0].weight, second.model.visual.merger.mlp[0].weight)
