@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from jobs.bundled_training.architecture import Architecture
 from jobs.bundled_training.bank import build_bank
 from jobs.bundled_training.evaluate import Tally, evaluate_bundle
 from jobs.bundled_training.internvl import INTERNVL
-from jobs.bundled_training.language_stage import train_language
+from jobs.bundled_training.language_stage import save_whole, train_language
 from jobs.bundled_training.lessons import FeatureBank
 from jobs.bundled_training.qwen2_5_vl import QWEN2_5_VL
 from jobs.bundled_training.thumbnails import Thumbnails
@@ -26,8 +27,7 @@ from jobs.terminal import complain
 from pipeline.synthetic.dataset import PICTURES, SETS
 
 ARCHITECTURES: dict[str, Architecture] = {architecture.name: architecture for architecture in (QWEN2_5_VL, INTERNVL)}
-BUNDLE = QWEN2_5_VL.bundle
-HELD_OUT_GROUPS = 1_200
+_HELD_OUT_GROUPS = 1_200
 _HELD_OUT_SEED = 1_000_000
 
 
@@ -49,21 +49,23 @@ def train(arguments: argparse.Namespace) -> int:
     work = Path(arguments.work or f"build/train_{architecture.name}_seed{arguments.seed}")
     bank_groups = arguments.bank_groups or architecture.bank_groups
     vision_steps = arguments.vision_steps or architecture.vision_steps
-    _claim(work, {"architecture": architecture.name, "seed": arguments.seed, "bank_groups": bank_groups, "vision_steps": vision_steps})
+    recipe = {"architecture": architecture.name, "seed": arguments.seed, "bank_groups": bank_groups, "vision_steps": vision_steps}
+    work.mkdir(parents=True, exist_ok=True)
+    trained = _trained_vision(work / "vision.pt", recipe)
     log = _logger(work / "training.log")
     tokenizer = architecture.build_tokenizer()
     model = architecture.build_model(tokenizer, arguments.seed)
     started = time.monotonic()
     train_groups = build_bank(architecture, arguments.seed + 1, bank_groups)
     log(f"{len(train_groups.frames)} groups drawn, encoded and decoded in {time.monotonic() - started:.0f} s")
-    vision = work / "vision.pt"
-    if vision.exists():
-        architecture.vision(model).load_state_dict(torch.load(vision, weights_only=True))
+    vision = architecture.vision(model)
+    if trained is not None:
+        vision.load_state_dict(trained)
     else:
-        held_out = build_bank(architecture, arguments.seed + _HELD_OUT_SEED, HELD_OUT_GROUPS)
+        held_out = build_bank(architecture, arguments.seed + _HELD_OUT_SEED, _HELD_OUT_GROUPS)
         right = train_vision(architecture, model, train_groups, held_out, seed=arguments.seed, steps=vision_steps, log=log)
         log(f"vision: every token of {100 * right:.1f}% of the held-out groups names them rightly")
-        torch.save(architecture.vision(model).state_dict(), vision)
+        save_whole({"recipe": recipe, "weights": vision.state_dict()}, work / "vision.pt")
     with torch.no_grad():
         features = torch.cat([architecture.encode(model, chunk) for chunk in train_groups.frames.split(256)])
     small = Thumbnails(train_groups.frames) if architecture.has_thumbnail else None
@@ -139,17 +141,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _claim(work: Path, recipe: dict[str, str | int]) -> None:
-    """Create a work folder, or make sure that what it holds was begun in the same way: its stages would be taken as they are."""
-    begun = work / "recipe.json"
-    work.mkdir(parents=True, exist_ok=True)
-    if not begun.exists():
-        begun.write_text(json.dumps(recipe))
-    for name, value in json.loads(begun.read_text()).items():
-        if value != recipe[name]:
-            raise ConfigError(
-                f"--work={work} holds a training with {name}={value}, not {recipe[name]}; give another folder, or the same settings"
-            )
+def _trained_vision(path: Path, recipe: dict[str, str | int]) -> dict[str, Any] | None:
+    """The weights of a vision stage that an earlier start finished, or None.
+
+    Raises:
+        ConfigError: they were trained in another way.
+    """
+    if not path.exists():
+        return None
+    saved = torch.load(path, weights_only=True)
+    trained = saved.get("recipe", {})
+    if other := [name for name, value in recipe.items() if trained.get(name) != value]:
+        raise ConfigError(
+            f"--work={path.parent} holds a vision stage of {other[0]}={trained.get(other[0], 'unknown')}, not {recipe[other[0]]}; "
+            "give another folder, or the same settings"
+        )
+    return saved["weights"]
 
 
 def _logger(path: Path) -> Callable[[str], None]:

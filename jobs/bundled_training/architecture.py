@@ -31,7 +31,7 @@ class Architecture(ABC):
         lengths: groups a video or picture has at each level of the curriculum.
         short: those of them on which comparing is learnt, where a step costs little; the middle one is watched.
         chunk_groups: groups of each video or picture in the bank.
-        bank_groups, vision_steps, language_steps: the recipe of the shipped weights.
+        bank_groups, vision_steps, language_steps: how much of each a training takes unless told otherwise; the card says what the shipped weights had.
     """
 
     name: ClassVar[str]

@@ -44,8 +44,7 @@ class Compass(nn.Module):
     """Reads from what the first layers make of a tile in which quarter of the picture it is; thrown away after training.
 
     As with the clock, only positions tell. How many tiles there are isn't known before the last one, so the first layers are to write the
-    quarter down for each number of tiles that training shows; which of them holds, the question can see. "Where" needs that, and more: in
-    the shipped recipe's steps it still isn't learnt.
+    quarter down for each number of tiles that training shows; which of them holds, the question can see.
     """
 
     def __init__(self, hidden: int, seed: int, lengths: tuple[int, ...]) -> None:

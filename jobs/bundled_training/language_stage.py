@@ -15,6 +15,7 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from engine.errors import ConfigError
 from jobs.bundled_training.architecture import Architecture
 from jobs.bundled_training.bank import COLOUR_NAMES
 from jobs.bundled_training.gauges import Clock, Compass
@@ -44,7 +45,10 @@ def train_language(
     """Train the language model in place; the vision tower stays as it is.
 
     A length is passed when most colours, shapes and digits are named rightly at it; then the next one joins.
-    Resumes from `checkpoint` when it exists: every step draws from its own seed, so a resumed run goes the same way.
+    Resumes from `checkpoint` when it exists: every step draws from its own seed, so a resumed run of as many steps goes the same way.
+
+    Raises:
+        ConfigError: the checkpoint has come further than `steps`.
     """
     hidden = model.get_input_embeddings().embedding_dim
     gauge = Clock(hidden, seed) if architecture.timed else Compass(hidden, seed, architecture.lengths)
@@ -57,9 +61,11 @@ def train_language(
     else:
         saved = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(saved["model"])
-        gauge.load_state_dict(saved["clock"])
+        gauge.load_state_dict(saved["gauge"])
         optimizer.load_state_dict(saved["optimizer"])
         progress = Progress(**(saved["progress"] | {"scores": Scores(**saved["progress"]["scores"])}))
+        if progress.step > steps:
+            raise ConfigError(f"--language-steps={steps}: {checkpoint} has come to step {progress.step} already; give at least as many")
     started = time.monotonic() - progress.seconds
     while progress.step < steps:
         progress.step += 1
@@ -99,18 +105,22 @@ def train_language(
             log(f"language step {step}/{steps} {time.monotonic() - started:.0f} s {scores.line(shown)}")
         if step % 100 == 0 or step == steps:
             progress.seconds = time.monotonic() - started
-            checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            partial = checkpoint.with_suffix(".partial")
-            torch.save(
+            save_whole(
                 {
                     "model": model.state_dict(),
-                    "clock": gauge.state_dict(),
+                    "gauge": gauge.state_dict(),
                     "optimizer": optimizer.state_dict(),
                     "progress": asdict(progress),
                 },
-                partial,
+                checkpoint,
             )
-            partial.replace(checkpoint)
+
+
+def save_whole(state: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint that is there whole or not at all."""
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    partial.replace(path)
 
 
 @torch.no_grad()

@@ -90,8 +90,8 @@ class Lesson:
         targets: (videos, questions, question tokens) the next token where an answer is due, -100 elsewhere.
         hints: as `targets`, for training alone: the answer's first word before and at the question mark; at each option's last word its
             letter if it is the right one, else "no". They break a long chain of steps into short ones.
-        lookups: as `targets`, for an early layer: the answer at the mark of a question that asks for nothing but what was seen. What is found
-            late can't be compared with options any more.
+        lookups: as `targets`, for an early layer: `what_to_look_up`'s word at the question mark. What is found late can't be compared with
+            options, or with what was asked for, any more.
         asked: the questions of each video; some may have fewer than others.
     """
 

@@ -32,7 +32,7 @@ GROUP_TOKENS = (FRAME_PX // (PATCH_PX * MERGE)) ** 2
 _GRID = FRAME_PX // PATCH_PX
 TOKENS_PER_SECOND = 2
 _NATURAL_SHARE = 1 / 3
-"""Of the videos that training shows: textured, colourful backgrounds, harder to tell from needles than the plain ones."""
+"""Of the bank's videos: those with textured, colourful backgrounds, harder to tell from needles than the plain ones."""
 
 
 def build_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
@@ -104,7 +104,7 @@ def patches(frames: Tensor) -> Tensor:
     """Normalise and cut groups as the processor does.
 
     Args:
-        frames: (groups, GROUP_FRAMES, FRAME_PX, FRAME_PX, 3) uint8.
+        frames: (groups, GROUP_FRAMES, FRAME_PX, FRAME_PX, 3) uint8, or float in 0..255.
 
     Returns:
         (groups, patches a group, 3 * GROUP_FRAMES * PATCH_PX**2) float32, in the vision tower's order.

@@ -56,8 +56,9 @@ def train_vision(
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     head = ThrowAwayHead(model.get_input_embeddings().embedding_dim)
-    parameters = [*architecture.vision(model).parameters(), *head.parameters()]
-    optimizer = MuonAndAdamW(architecture.vision(model), parameters, steps=steps, learning_rate=learning_rate, weight_decay=0.02)
+    vision = architecture.vision(model)
+    parameters = [*vision.parameters(), *head.parameters()]
+    optimizer = MuonAndAdamW(vision, parameters, steps=steps, learning_rate=learning_rate, weight_decay=0.02)
     thumbnails = Thumbnails(train.frames) if architecture.has_thumbnail else None
     started, running = time.monotonic(), 0.0
     for step in range(1, steps + 1):

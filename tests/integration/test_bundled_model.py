@@ -17,12 +17,13 @@ from jobs.bundled_training.language_stage import logits_at
 from jobs.bundled_training.lessons import RECALL, FeatureBank, draw_lesson, expected_reply, question_prompt, what_to_look_up
 from jobs.bundled_training.qwen2_5_vl import GROUP_TOKENS, QWEN2_5_VL, build_model, encode_groups, patches
 from jobs.bundled_training.tokenizer import SPECIAL, build_tokenizer
-from jobs.train_bundled import BUNDLE
 from pipeline.synthetic.dataset import plan_videos
 from pipeline.synthetic.draw import FRAME_PX
-from pipeline.synthetic.questions import KINDS, SyntheticQuestion
+from pipeline.synthetic.questions import KINDS, ask
 from pipeline.synthetic.script import Needle, Script
 from tests.support.recall import share_right
+
+BUNDLE = QWEN2_5_VL.bundle
 
 
 @pytest.fixture(scope="module")
@@ -128,17 +129,21 @@ def test_packed_questions_read_as_if_asked_alone(tiny_bank):
 
 
 def test_what_an_early_layer_is_to_find():
-    script = Script(8, (Needle(1, "red", "circle"), Needle(2, "blue", "circle"), Needle(3, "green", "star")), frozenset(), frozenset())
-
-    def found(kind: str, text: str, answer: str) -> str | None:
-        return what_to_look_up(SyntheticQuestion(kind, text, answer), script)
-
-    assert found("colour", "What colour is the star?", "green") == "green"
-    assert found("exists", "Is there a blue circle?", "yes") == "blue"
-    assert found("exists", "Is there a blue star?", "no") == "green"
-    assert found("exists", "Is there a green circle?", "no") is None, "two circles, of two colours"
-    assert found("exists", "Is there a red square?", "no") is None
-    assert found("count", "How many circles are there?", "2") is None
+    needles = (Needle(1, "red", "circle"), Needle(2, "blue", "circle"), Needle(3, "green", "star"), Needle(4, "red", "7"))
+    script = Script(8, needles, frozenset(), frozenset())
+    rng, seen = np.random.default_rng(0), set()
+    for kind in 200 * ["colour", "shape", "digit", "exists", "count"]:
+        question = ask(rng, script, np.arange(8.0), kind, with_options=False)
+        assert question is not None
+        found = what_to_look_up(question, script)
+        if kind == "exists":
+            colour, figure = next((c, f) for c in COLOUR_NAMES for f in FIGURES if f"{c} {f}?" in question.text)
+            expected = colour if question.answer == "yes" else {"star": "green"}.get(figure)
+        else:
+            expected = None if kind == "count" else question.answer
+        assert found == expected, question
+        seen.add((kind, question.answer, found is None))
+    assert {("exists", "yes", False), ("exists", "no", False), ("exists", "no", True)} <= seen
 
 
 def test_a_training_run_continues_where_it_stopped(tmp_path: Path, capsys):
@@ -148,14 +153,21 @@ def test_a_training_run_continues_where_it_stopped(tmp_path: Path, capsys):
 
     assert run("work", "first", "2") == 0
     vision = (tmp_path / "work" / "vision.pt").stat().st_mtime_ns
+    saved = torch.load(tmp_path / "work" / "language.pt", weights_only=True)
+    norm = saved["model"]["model.language_model.norm.weight"].fill_(7)
+    torch.save(saved, tmp_path / "work" / "language.pt")
     assert run("work", "second", "4") == 0
     assert run("work", "third", "4", seed="1") == 2
-    assert "holds a training with seed=0, not 1; give another folder" in capsys.readouterr().err and not (tmp_path / "third").exists()
+    assert "holds a vision stage of seed=0, not 1; give another folder" in capsys.readouterr().err and not (tmp_path / "third").exists()
     assert (tmp_path / "work" / "vision.pt").stat().st_mtime_ns == vision
     first, second = (Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / name) for name in ("first", "second"))
     assert torch.equal(first.model.visual.merger.mlp[0].weight, second.model.visual.merger.mlp[0].weight)
-    assert not torch.equal(first.model.language_model.norm.weight, second.model.language_model.norm.weight)
-    assert torch.load(tmp_path / "work" / "language.pt", weights_only=True)["progress"]["step"] == 4
+    continued = torch.load(tmp_path / "work" / "language.pt", weights_only=True)
+    assert continued["progress"]["step"] == 4
+    after = continued["model"]["model.language_model.norm.weight"]
+    assert not torch.equal(after, norm) and torch.allclose(after, norm, atol=0.1), "it must go on from the saved weights"
+    assert run("work", "fourth", "3") == 2
+    assert "has come to step 4 already; give at least as many" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("set_name", ["simple", "dense"])
