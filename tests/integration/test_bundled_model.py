@@ -170,14 +170,14 @@ def test_a_training_run_continues_where_it_stopped(tmp_path: Path, capsys):
     assert "has come to step 4 already; give at least as many" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("set_name", ["simple", "dense"])
+@pytest.mark.parametrize("set_name", ["simple", "dense", "natural"])
 def test_recall_on_fresh_files(set_name):
     found = evaluate_bundle(BUNDLE, set_name=set_name, groups=64, videos=10, seed=4242)
     free_form = [tally for tally in found if tally.form == "words"]
     assert {tally.kind for tally in free_form} == set(KINDS)
     recall = [tally for tally in free_form if tally.kind in RECALL]
     asked, right = sum(t.questions for t in recall), sum(t.right for t in recall)
-    assert asked >= 30 and right >= 0.88 * asked, recall
+    assert asked >= 30 and right >= 0.93 * asked, recall
 
 
 def test_recall_needs_the_right_frames(tmp_path: Path):
