@@ -24,7 +24,7 @@ from rich.table import Table
 
 from engine.errors import ConfigError, ReelkeepError
 from engine.footprint import Footprint, read_footprint
-from jobs.terminal import complain, make_console
+from jobs.terminal import complain, make_console, whole_number
 from pipeline.capacity import QUERY_AWARE, USABLE_SHARE, Archive, Capacity, Clip, Speed, clip_of, hours_of_video, plan
 from pipeline.config import JobConfig, load_config
 from pipeline.task import VideoTask
@@ -306,12 +306,6 @@ def _positive(text: str) -> float:
     return value
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} must be a whole number of at least 1 and at most 999999999")
-    return int(text)
-
-
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, as every job does."""
 
@@ -332,9 +326,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="WxH",
         help="pixels of a frame where no header tells; default 1280x720",
     )
-    add("--questions-per-video", type=_count, default=1, metavar="N", help="with --hours; default 1")
+    add("--questions-per-video", type=whole_number(1), default=1, metavar="N", help="with --hours; default 1")
     add("--gpu-memory-gb", type=_positive, default=80.0, metavar="GB", help="memory of one GPU as sold, in 10^9 bytes; default 80")
-    add("--gpus", type=_count, default=1, metavar="N", help="GPUs at work at once; default 1")
+    add("--gpus", type=whole_number(1), default=1, metavar="N", help="GPUs at work at once; default 1")
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument(
         "--tokens-per-second", type=_positive, metavar="N", help="visual tokens that one GPU reads, all its engines together"

@@ -1,9 +1,11 @@
-"""What jobs show: errors on standard error, tables on standard output."""
+"""What jobs read from and show on a terminal: numbers among the options, errors on standard error, tables on standard output."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +19,28 @@ FILE_WIDTH = 160
 def complain(text: object) -> None:
     """Print a text that others may have written on standard error."""
     print(shown(text).encode(errors="replace").decode(), file=sys.stderr)
+
+
+def whole_number(least: int, most: int = 999_999_999) -> Callable[[str], int]:
+    """An option's type: a whole number within bounds."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or len(text) > 9 or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r:.80} must be a whole number of at least {least} and at most {most}")
+        return int(text)
+
+    return read
+
+
+def whole_numbers(text: str) -> list[int]:
+    """An option's type: whole numbers above 0 with commas between."""
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or min(values) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} must be whole numbers above 0 with commas between, such as 4096,8192")
+    return values
 
 
 def make_console(**options: Any) -> Console:

@@ -18,12 +18,12 @@ from jobs.bundled_training.architecture import Architecture
 from jobs.bundled_training.bank import build_bank
 from jobs.bundled_training.evaluate import Tally, evaluate_bundle
 from jobs.bundled_training.internvl import INTERNVL
-from jobs.bundled_training.language_stage import save_whole, train_language
+from jobs.bundled_training.language_stage import load_whole, save_whole, train_language
 from jobs.bundled_training.lessons import FeatureBank
 from jobs.bundled_training.qwen2_5_vl import QWEN2_5_VL
 from jobs.bundled_training.thumbnails import Thumbnails
 from jobs.bundled_training.vision_stage import train_vision
-from jobs.terminal import complain
+from jobs.terminal import complain, whole_number, whole_numbers
 from pipeline.synthetic.dataset import PICTURES, SETS
 
 ARCHITECTURES: dict[str, Architecture] = {architecture.name: architecture for architecture in (QWEN2_5_VL, INTERNVL)}
@@ -32,13 +32,19 @@ _HELD_OUT_SEED = 1_000_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the two commands; returns the exit code: 0 done, 2 a bad argument."""
+    """Run one of the two commands; returns the exit code: 0 done, 2 a bad argument, 130 stopped."""
     arguments = _parser().parse_args(argv)
     try:
         return arguments.run(arguments)
     except ReelkeepError as error:
         complain(f"reelkeep train_bundled: {error}")
         return 2
+    except OSError as error:
+        complain(f"reelkeep train_bundled: {error.filename}: {error.strerror or error}; name a folder that can be written")
+        return 2
+    except KeyboardInterrupt:
+        complain("reelkeep train_bundled: stopped; a training goes on with the same command from its last checkpoint")
+        return 130
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -97,8 +103,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if unknown := [name for name in sets if name not in media]:
         raise ConfigError(f"--sets={arguments.sets}: {unknown[0]!r} is not a set of {architecture.name}; there are {', '.join(media)}")
     for set_name in sets:
-        for groups in arguments.groups.split(","):
-            found = evaluate_bundle(folder, set_name=set_name, groups=int(groups), videos=arguments.videos, seed=arguments.seed)
+        for groups in arguments.groups:
+            found = evaluate_bundle(folder, set_name=set_name, groups=groups, videos=arguments.videos, seed=arguments.seed)
             for tally in found:
                 print(
                     f"{tally.set_name:>15} {tally.groups:>5} groups  {tally.kind:<7}{tally.form:<8}"
@@ -122,20 +128,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--output", help="folder for weights, configuration and processor files; the architecture's own unless given")
     command.add_argument("--work", help="folder for checkpoints and training.log; build/train_ARCHITECTURE_seedN unless given")
-    command.add_argument("--seed", type=int, default=0, help="of weights, videos and questions")
-    command.add_argument("--threads", type=int, default=0, help="threads of torch; 0 leaves torch's own choice")
-    command.add_argument("--bank-groups", type=int, help="temporal groups, or cells of pictures, drawn and encoded for training")
-    command.add_argument("--vision-steps", type=int, help="steps of the vision stage")
-    command.add_argument("--language-steps", type=int, help="steps of the language stage")
+    command.add_argument("--seed", type=whole_number(0), default=0, help="of weights, videos and questions")
+    command.add_argument("--threads", type=whole_number(0), default=0, help="threads of torch; 0 leaves torch's own choice")
+    command.add_argument(
+        "--bank-groups", type=whole_number(2_400), help="temporal groups, or cells of pictures, drawn and encoded for training"
+    )
+    command.add_argument("--vision-steps", type=whole_number(1), help="steps of the vision stage")
+    command.add_argument("--language-steps", type=whole_number(1), help="steps of the language stage")
     command.set_defaults(run=train)
     command = commands.add_parser(
         "evaluate", help="accuracy by kind and length on real files from an unseen seed", parents=[chosen], formatter_class=shown
     )
     command.add_argument("--model", help="folder of the bundle; the architecture's own unless given")
-    command.add_argument("--groups", default="64,256", help="lengths in temporal groups or cells, separated by commas")
+    command.add_argument("--groups", type=whole_numbers, default=[64, 256], help="lengths in temporal groups or cells, separated by commas")
     command.add_argument("--sets", help="sets of videos or pictures, separated by commas; all of the architecture's unless given")
-    command.add_argument("--videos", type=int, default=100, help="videos or pictures a set and length")
-    command.add_argument("--seed", type=int, default=777, help="of the videos; must differ from the training seed")
+    command.add_argument("--videos", type=whole_number(1), default=100, help="videos or pictures a set and length")
+    command.add_argument("--seed", type=whole_number(0), default=777, help="of the videos; must differ from the training seed")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
     command.set_defaults(run=evaluate)
     return parser
@@ -149,7 +157,7 @@ def _trained_vision(path: Path, recipe: dict[str, str | int]) -> dict[str, Any] 
     """
     if not path.exists():
         return None
-    saved = torch.load(path, weights_only=True)
+    saved = load_whole(path)
     trained = saved.get("recipe", {})
     if other := [name for name, value in recipe.items() if trained.get(name) != value]:
         raise ConfigError(

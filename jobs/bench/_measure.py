@@ -19,17 +19,6 @@ from rich.table import Table
 MIB = 1 << 20
 
 
-def numbers(text: str) -> list[int]:
-    """An option's value: whole numbers above 0 with commas between."""
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError:
-        values = []
-    if not values or min(values) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers above 0 with commas between, such as 4096,8192")
-    return values
-
-
 def add_shape(parser: argparse.ArgumentParser, *, hidden: int = 512, layers: int = 8, heads: int = 8, kv_heads: int = 2) -> None:
     """Options for the size of the random-weight model, and for where it runs."""
     parser.add_argument("--hidden", type=int, default=hidden, help=f"width of the language model (default {hidden})")

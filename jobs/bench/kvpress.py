@@ -33,13 +33,13 @@ from jobs.bench._measure import (
     by_turns,
     device_name,
     device_peak_bytes,
-    numbers,
     publish,
     say,
     shape_of,
     synchronise,
 )
 from jobs.bench._model import WithoutTower, bench_engine, blank_blocks, cache_bytes, whole_prompt
+from jobs.terminal import whole_numbers
 
 QUESTION = Question("What happens at the gate?")
 OURS = {"engine, keydiff": "keydiff", "engine, snapkv": "snapkv"}
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.bench kvpress", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tokens", type=numbers, default=[4096, 16384], help="visual tokens of each stream (default 4096,16384)")
+    parser.add_argument("--tokens", type=whole_numbers, default=[4096, 16384], help="visual tokens of each stream (default 4096,16384)")
     parser.add_argument("--budget-tokens", type=int, default=1024)
     parser.add_argument("--block-tokens", type=int, default=784)
     add_turns(parser, repeats=3)

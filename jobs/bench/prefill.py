@@ -32,7 +32,6 @@ from jobs.bench._measure import (
     costliest,
     device_name,
     device_peak_bytes,
-    numbers,
     publish,
     say,
     shape_of,
@@ -40,6 +39,7 @@ from jobs.bench._measure import (
     synchronise,
 )
 from jobs.bench._model import WithoutTower, bench_engine, blank_blocks, cache_bytes, full_forward, whole_prompt, with_settings
+from jobs.terminal import whole_numbers
 
 QUESTION = Question("What happens at the gate?")
 
@@ -49,9 +49,11 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.bench prefill", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tokens", type=numbers, default=[1024, 4096, 8192], help="visual tokens of each stream (default 1024,4096,8192)")
-    parser.add_argument("--budgets", type=numbers, default=[1024], help="budgets to try, in tokens a layer (default 1024)")
-    parser.add_argument("--blocks", type=numbers, default=[784], help="block sizes to try, in tokens (default 784)")
+    parser.add_argument(
+        "--tokens", type=whole_numbers, default=[1024, 4096, 8192], help="visual tokens of each stream (default 1024,4096,8192)"
+    )
+    parser.add_argument("--budgets", type=whole_numbers, default=[1024], help="budgets to try, in tokens a layer (default 1024)")
+    parser.add_argument("--blocks", type=whole_numbers, default=[784], help="block sizes to try, in tokens (default 784)")
     parser.add_argument("--policy", default="keydiff", help="eviction policy (default keydiff)")
     parser.add_argument("--full-up-to", type=int, default=32768, metavar="TOKENS", help="no full prefill of longer streams (default 32768)")
     add_turns(parser)

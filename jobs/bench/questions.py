@@ -19,8 +19,9 @@ import torch
 from rich.table import Table
 
 from engine import CompressedVideo, Engine
-from jobs.bench._measure import add_json, add_shape, add_turns, by_turns, device_name, numbers, publish, shape_of, synchronise
+from jobs.bench._measure import add_json, add_shape, add_turns, by_turns, device_name, publish, shape_of, synchronise
 from jobs.bench._model import WithoutTower, bench_engine, blank_blocks, with_settings
+from jobs.terminal import whole_numbers
 
 ALLOWED = 1.2
 """Target: each of many questions costs at most this many times a single answer."""
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.bench questions", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--questions", type=numbers, default=[1, 10, 100], help="numbers of questions (default 1,10,100)")
+    parser.add_argument("--questions", type=whole_numbers, default=[1, 10, 100], help="numbers of questions (default 1,10,100)")
     parser.add_argument("--tokens", type=int, default=16384, help="visual tokens of the stream (default 16384)")
     parser.add_argument("--budget-tokens", type=int, default=1024)
     parser.add_argument("--block-tokens", type=int, default=784)

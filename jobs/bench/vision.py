@@ -18,19 +18,20 @@ import torch
 from rich.table import Table
 
 from engine import Engine, VideoBlock
-from jobs.bench._measure import add_json, add_profile, add_turns, by_turns, costliest, device_name, numbers, publish, shares, synchronise
+from jobs.bench._measure import add_json, add_profile, add_turns, by_turns, costliest, device_name, publish, shares, synchronise
 from jobs.bench._model import bench_engine
+from jobs.terminal import whole_numbers
 
 
 def main(argv: list[str]) -> int:
     """Run the rows, print the table and, last, one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m jobs.bench vision", description=__doc__)
     parser.add_argument(
-        "--windows", type=numbers, default=[28, 56, 112], help="window sides in pixels, multiples of 28 (default 28,56,112)"
+        "--windows", type=whole_numbers, default=[28, 56, 112], help="window sides in pixels, multiples of 28 (default 28,56,112)"
     )
     parser.add_argument("--frame-px", type=int, default=196, help="side of a frame, a multiple of 28 (default 196: 49 tokens)")
     parser.add_argument("--groups", type=int, default=16, help="temporal groups in the block (default 16: 784 tokens of 196 px)")
-    parser.add_argument("--hidden", type=numbers, default=[96, 320], help="widths of the tower, multiples of 32 (default 96,320)")
+    parser.add_argument("--hidden", type=whole_numbers, default=[96, 320], help="widths of the tower, multiples of 32 (default 96,320)")
     parser.add_argument("--depth", type=int, default=8, help="its layers, of which every eighth looks at whole frames (default 8)")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of PyTorch (default: all cores)")

@@ -59,7 +59,7 @@ def train_language(
     if not checkpoint.exists():
         name_what_is_seen(model, bank, tokenizer)
     else:
-        saved = torch.load(checkpoint, weights_only=True)
+        saved = load_whole(checkpoint)
         model.load_state_dict(saved["model"])
         gauge.load_state_dict(saved["gauge"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -121,6 +121,18 @@ def save_whole(state: dict[str, Any], path: Path) -> None:
     partial = path.with_suffix(".partial")
     torch.save(state, partial)
     partial.replace(path)
+
+
+def load_whole(path: Path) -> dict[str, Any]:
+    """Read what `save_whole` wrote.
+
+    Raises:
+        ConfigError: the file is damaged, or something else.
+    """
+    try:
+        return torch.load(path, weights_only=True)
+    except Exception as error:  # torch.load fails in as many ways as a file can be broken
+        raise ConfigError(f"{path} can't be read ({type(error).__name__}); delete it, and its stage begins anew") from None
 
 
 @torch.no_grad()

@@ -168,6 +168,10 @@ def test_a_training_run_continues_where_it_stopped(tmp_path: Path, capsys):
     assert not torch.equal(after, norm) and torch.allclose(after, norm, atol=0.1), "it must go on from the saved weights"
     assert run("work", "fourth", "3") == 2
     assert "has come to step 4 already; give at least as many" in capsys.readouterr().err
+    for broken in (b"", b"junk\n"):
+        (tmp_path / "work" / "vision.pt").write_bytes(broken)
+        assert run("work", "fifth", "4") == 2
+        assert "vision.pt can't be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("set_name", ["simple", "dense", "natural"])
