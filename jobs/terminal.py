@@ -1,4 +1,4 @@
-"""What jobs read from and show on a terminal: numbers among the options, errors on standard error, tables on standard output."""
+"""What the jobs' command lines share: numbers as options, errors on standard error, tables on standard output."""
 
 from __future__ import annotations
 
@@ -21,26 +21,20 @@ def complain(text: object) -> None:
     print(shown(text).encode(errors="replace").decode(), file=sys.stderr)
 
 
-def whole_number(least: int, most: int = 999_999_999) -> Callable[[str], int]:
-    """An option's type: a whole number within bounds."""
+def whole_number(least: int) -> Callable[[str], int]:
+    """An option's type: a whole number of at least that, and of nine digits at most."""
 
     def read(text: str) -> int:
-        if not (text.isascii() and text.isdecimal()) or len(text) > 9 or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r:.80} must be a whole number of at least {least} and at most {most}")
+        if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r:.80} must be a whole number of at least {least} and at most 999999999")
         return int(text)
 
     return read
 
 
 def whole_numbers(text: str) -> list[int]:
-    """An option's type: whole numbers above 0 with commas between."""
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError:
-        values = []
-    if not values or min(values) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} must be whole numbers above 0 with commas between, such as 4096,8192")
-    return values
+    """An option's type: whole numbers above 0 with commas between, such as 4096,8192."""
+    return [whole_number(1)(part) for part in text.split(",")]
 
 
 def make_console(**options: Any) -> Console:

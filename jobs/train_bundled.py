@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,15 +17,18 @@ from jobs.bundled_training.architecture import Architecture
 from jobs.bundled_training.bank import build_bank
 from jobs.bundled_training.evaluate import Tally, evaluate_bundle
 from jobs.bundled_training.internvl import INTERNVL
-from jobs.bundled_training.language_stage import load_whole, save_whole, train_language
+from jobs.bundled_training.language_stage import train_language
 from jobs.bundled_training.lessons import FeatureBank
 from jobs.bundled_training.qwen2_5_vl import QWEN2_5_VL
 from jobs.bundled_training.thumbnails import Thumbnails
 from jobs.bundled_training.vision_stage import train_vision
+from jobs.bundled_training.work import WorkFolder
 from jobs.terminal import complain, whole_number, whole_numbers
 from pipeline.synthetic.dataset import PICTURES, SETS
 
 ARCHITECTURES: dict[str, Architecture] = {architecture.name: architecture for architecture in (QWEN2_5_VL, INTERNVL)}
+BANK_GROUPS_LEAST = 2_400
+"""With fewer, a colour of some figure may not be among them."""
 _HELD_OUT_GROUPS = 1_200
 _HELD_OUT_SEED = 1_000_000
 
@@ -39,11 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ReelkeepError as error:
         complain(f"reelkeep train_bundled: {error}")
         return 2
-    except OSError as error:
-        complain(f"reelkeep train_bundled: {error.filename}: {error.strerror or error}; name a folder that can be written")
-        return 2
     except KeyboardInterrupt:
-        complain("reelkeep train_bundled: stopped; a training goes on with the same command from its last checkpoint")
+        complain("reelkeep train_bundled: stopped; the same command goes on from what is finished of a training")
         return 130
 
 
@@ -52,26 +51,40 @@ def train(arguments: argparse.Namespace) -> int:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     architecture = ARCHITECTURES[arguments.architecture]
-    work = Path(arguments.work or f"build/train_{architecture.name}_seed{arguments.seed}")
+    folder = Path(arguments.work or f"build/train_{architecture.name}_seed{arguments.seed}")
+    output = Path(arguments.output or architecture.bundle)
     bank_groups = arguments.bank_groups or architecture.bank_groups
     vision_steps = arguments.vision_steps or architecture.vision_steps
-    recipe = {"architecture": architecture.name, "seed": arguments.seed, "bank_groups": bank_groups, "vision_steps": vision_steps}
-    work.mkdir(parents=True, exist_ok=True)
-    trained = _trained_vision(work / "vision.pt", recipe)
-    log = _logger(work / "training.log")
+    language_steps = arguments.language_steps or architecture.language_steps
+    recipe = {
+        "--architecture": architecture.name,
+        "--seed": arguments.seed,
+        "--bank-groups": bank_groups,
+        "--vision-steps": vision_steps,
+    }
+    work = WorkFolder(folder, recipe)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        output.mkdir(parents=True, exist_ok=True)
+        seen, read = work.load("vision.pt"), work.load("language.pt")
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}; --work and --output must be folders that can be read and written") from None
+    if read is not None and (step := read["progress"]["step"]) > language_steps:
+        raise ConfigError(f"--language-steps={language_steps}: --work={folder} has come to step {step} already; give at least as many")
+    log = _logger(folder / "training.log")
     tokenizer = architecture.build_tokenizer()
     model = architecture.build_model(tokenizer, arguments.seed)
     started = time.monotonic()
     train_groups = build_bank(architecture, arguments.seed + 1, bank_groups)
     log(f"{len(train_groups.frames)} groups drawn, encoded and decoded in {time.monotonic() - started:.0f} s")
     vision = architecture.vision(model)
-    if trained is not None:
-        vision.load_state_dict(trained)
+    if seen is not None:
+        vision.load_state_dict(seen)
     else:
         held_out = build_bank(architecture, arguments.seed + _HELD_OUT_SEED, _HELD_OUT_GROUPS)
         right = train_vision(architecture, model, train_groups, held_out, seed=arguments.seed, steps=vision_steps, log=log)
-        log(f"vision: every token of {100 * right:.1f}% of the held-out groups names them rightly")
-        save_whole({"recipe": recipe, "weights": vision.state_dict()}, work / "vision.pt")
+        log(f"vision: {100 * right:.1f}% of the held-out groups named rightly")
+        work.save("vision.pt", vision.state_dict())
     with torch.no_grad():
         features = torch.cat([architecture.encode(model, chunk) for chunk in train_groups.frames.split(256)])
     small = Thumbnails(train_groups.frames) if architecture.has_thumbnail else None
@@ -81,11 +94,11 @@ def train(arguments: argparse.Namespace) -> int:
         FeatureBank.from_groups(train_groups, features, small and small.features(partial(architecture.encode, model))),
         tokenizer,
         seed=arguments.seed,
-        steps=arguments.language_steps or architecture.language_steps,
-        checkpoint=work / "language.pt",
+        steps=language_steps,
+        resumed=read,
+        save=partial(work.save, "language.pt"),
         log=log,
     )
-    output = Path(arguments.output or architecture.bundle)
     architecture.save(model, tokenizer, output)
     log(f"bundle written to {output}")
     return 0
@@ -131,7 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--seed", type=whole_number(0), default=0, help="of weights, videos and questions")
     command.add_argument("--threads", type=whole_number(0), default=0, help="threads of torch; 0 leaves torch's own choice")
     command.add_argument(
-        "--bank-groups", type=whole_number(2_400), help="temporal groups, or cells of pictures, drawn and encoded for training"
+        "--bank-groups",
+        type=whole_number(BANK_GROUPS_LEAST),
+        help="temporal groups, or cells of pictures, drawn and encoded for training, in whole videos",
     )
     command.add_argument("--vision-steps", type=whole_number(1), help="steps of the vision stage")
     command.add_argument("--language-steps", type=whole_number(1), help="steps of the language stage")
@@ -140,31 +155,13 @@ def _parser() -> argparse.ArgumentParser:
         "evaluate", help="accuracy by kind and length on real files from an unseen seed", parents=[chosen], formatter_class=shown
     )
     command.add_argument("--model", help="folder of the bundle; the architecture's own unless given")
-    command.add_argument("--groups", type=whole_numbers, default=[64, 256], help="lengths in temporal groups or cells, separated by commas")
+    command.add_argument("--groups", type=whole_numbers, default="64,256", help="lengths in temporal groups or cells, separated by commas")
     command.add_argument("--sets", help="sets of videos or pictures, separated by commas; all of the architecture's unless given")
     command.add_argument("--videos", type=whole_number(1), default=100, help="videos or pictures a set and length")
     command.add_argument("--seed", type=whole_number(0), default=777, help="of the videos; must differ from the training seed")
     command.add_argument("--json", action="store_true", help="end with one line of JSON")
     command.set_defaults(run=evaluate)
     return parser
-
-
-def _trained_vision(path: Path, recipe: dict[str, str | int]) -> dict[str, Any] | None:
-    """The weights of a vision stage that an earlier start finished, or None.
-
-    Raises:
-        ConfigError: they were trained in another way.
-    """
-    if not path.exists():
-        return None
-    saved = load_whole(path)
-    trained = saved.get("recipe", {})
-    if other := [name for name, value in recipe.items() if trained.get(name) != value]:
-        raise ConfigError(
-            f"--work={path.parent} holds a vision stage of {other[0]}={trained.get(other[0], 'unknown')}, not {recipe[other[0]]}; "
-            "give another folder, or the same settings"
-        )
-    return saved["weights"]
 
 
 def _logger(path: Path) -> Callable[[str], None]:

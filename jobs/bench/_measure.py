@@ -1,4 +1,4 @@
-"""What benches share: options that are lists, calls by turns, a measurement in a process of its own, and how a result is printed."""
+"""What benches share: common options, calls by turns, a measurement in a process of its own, and how a result is printed."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Clock(nn.Module):
     """Reads from what the first layers make of a visual token when in the video it was seen; thrown away after training.
 
     Only rotary positions tell the time, and those are no value that attention could carry on. With this loss the first layers learn to
-    write it down, without which "when" and "which came first" stay at chance.
+    write it down, without which "when" stays at chance.
     """
 
     def __init__(self, hidden: int, seed: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from engine.errors import ConfigError
 from jobs.bundled_training.architecture import Architecture
 from jobs.bundled_training.bank import COLOUR_NAMES
 from jobs.bundled_training.gauges import Clock, Compass
@@ -38,17 +36,19 @@ def train_language(
     *,
     seed: int,
     steps: int,
-    checkpoint: Path,
+    resumed: dict[str, Any] | None,
+    save: Callable[[dict[str, Any]], None],
     log: Callable[[str], None],
     learning_rate: float = 1.5e-3,
 ) -> None:
     """Train the language model in place; the vision tower stays as it is.
 
     A length is passed when most colours, shapes and digits are named rightly at it; then the next one joins.
-    Resumes from `checkpoint` when it exists: every step draws from its own seed, so a resumed run of as many steps goes the same way.
+    Every step draws from its own seed, so a resumed training of as many steps goes the same way.
 
-    Raises:
-        ConfigError: the checkpoint has come further than `steps`.
+    Args:
+        resumed: what an earlier start handed to `save`.
+        save: called every 100 steps and after the last.
     """
     hidden = model.get_input_embeddings().embedding_dim
     gauge = Clock(hidden, seed) if architecture.timed else Compass(hidden, seed, architecture.lengths)
@@ -56,16 +56,13 @@ def train_language(
     layers = model.model.language_model.layers
     optimizer = MuonAndAdamW(layers, parameters, steps=steps, learning_rate=learning_rate, weight_decay=0.05)
     progress, lengths = Progress(), architecture.lengths
-    if not checkpoint.exists():
+    if resumed is None:
         name_what_is_seen(model, bank, tokenizer)
     else:
-        saved = load_whole(checkpoint)
-        model.load_state_dict(saved["model"])
-        gauge.load_state_dict(saved["gauge"])
-        optimizer.load_state_dict(saved["optimizer"])
-        progress = Progress(**(saved["progress"] | {"scores": Scores(**saved["progress"]["scores"])}))
-        if progress.step > steps:
-            raise ConfigError(f"--language-steps={steps}: {checkpoint} has come to step {progress.step} already; give at least as many")
+        model.load_state_dict(resumed["model"])
+        gauge.load_state_dict(resumed["gauge"])
+        optimizer.load_state_dict(resumed["optimizer"])
+        progress = Progress(**(resumed["progress"] | {"scores": Scores(**resumed["progress"]["scores"])}))
     started = time.monotonic() - progress.seconds
     while progress.step < steps:
         progress.step += 1
@@ -105,34 +102,14 @@ def train_language(
             log(f"language step {step}/{steps} {time.monotonic() - started:.0f} s {scores.line(shown)}")
         if step % 100 == 0 or step == steps:
             progress.seconds = time.monotonic() - started
-            save_whole(
+            save(
                 {
                     "model": model.state_dict(),
                     "gauge": gauge.state_dict(),
                     "optimizer": optimizer.state_dict(),
                     "progress": asdict(progress),
-                },
-                checkpoint,
+                }
             )
-
-
-def save_whole(state: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint that is there whole or not at all."""
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    partial.replace(path)
-
-
-def load_whole(path: Path) -> dict[str, Any]:
-    """Read what `save_whole` wrote.
-
-    Raises:
-        ConfigError: the file is damaged, or something else.
-    """
-    try:
-        return torch.load(path, weights_only=True)
-    except Exception as error:  # torch.load fails in as many ways as a file can be broken
-        raise ConfigError(f"{path} can't be read ({type(error).__name__}); delete it, and its stage begins anew") from None
 
 
 @torch.no_grad()

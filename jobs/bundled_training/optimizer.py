@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Muon
 
 _MUON_RATE = 2.0
-"""Muon's learning rate in those of AdamW, at steps of the same mean size; it decays weights in proportion."""
+"""Muon's learning rate as a multiple of AdamW's. Equal rates are made to give steps of equal size, so its steps and its weight decay are twice AdamW's."""
 
 
 class MuonAndAdamW:

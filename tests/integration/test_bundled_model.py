@@ -151,27 +151,58 @@ def test_a_training_run_continues_where_it_stopped(tmp_path: Path, capsys):
         sizes = ["--bank-groups", "2400", "--vision-steps", "2", "--language-steps", steps, "--threads", "1", "--seed", seed]
         return train_bundled.main(["train", "--work", str(tmp_path / work), "--output", str(tmp_path / output), *sizes])
 
+    def said() -> str:
+        return capsys.readouterr().err
+
+    def mark(name: str, weight: str, value: float) -> None:
+        saved = torch.load(tmp_path / "work" / name, weights_only=True)
+        (saved["state"]["model"] if name == "language.pt" else saved["state"])[weight].fill_(value)
+        torch.save(saved, tmp_path / "work" / name)
+
     assert run("work", "first", "2") == 0
-    vision = (tmp_path / "work" / "vision.pt").stat().st_mtime_ns
-    saved = torch.load(tmp_path / "work" / "language.pt", weights_only=True)
-    norm = saved["model"]["model.language_model.norm.weight"].fill_(7)
-    torch.save(saved, tmp_path / "work" / "language.pt")
+    mark("language.pt", "model.language_model.norm.weight", 7)
     assert run("work", "second", "4") == 0
-    assert run("work", "third", "4", seed="1") == 2
-    assert "holds a vision stage of seed=0, not 1; give another folder" in capsys.readouterr().err and not (tmp_path / "third").exists()
-    assert (tmp_path / "work" / "vision.pt").stat().st_mtime_ns == vision
-    first, second = (Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / name) for name in ("first", "second"))
-    assert torch.equal(first.model.visual.merger.mlp[0].weight, second.model.visual.merger.mlp[0].weight)
-    continued = torch.load(tmp_path / "work" / "language.pt", weights_only=True)
+    continued = torch.load(tmp_path / "work" / "language.pt", weights_only=True)["state"]
+    norm = continued["model"]["model.language_model.norm.weight"]
     assert continued["progress"]["step"] == 4
-    after = continued["model"]["model.language_model.norm.weight"]
-    assert not torch.equal(after, norm) and torch.allclose(after, norm, atol=0.1), "it must go on from the saved weights"
-    assert run("work", "fourth", "3") == 2
-    assert "has come to step 4 already; give at least as many" in capsys.readouterr().err
+    assert not (norm == 7).all() and torch.allclose(norm, torch.tensor(7.0), atol=0.1), "it must go on from the saved weights"
+    assert run("work", "third", "3") == 2
+    assert "has come to step 4 already; give at least as many" in said()
+
+    (tmp_path / "work" / "language.pt").unlink()
+    mark("vision.pt", "merger.mlp.0.bias", 3)
+    assert run("work", "fourth", "2") == 0
+    fourth = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "fourth")
+    assert (fourth.model.visual.merger.mlp[0].bias == 3).all(), "the vision stage must be the saved one"
+
+    assert run("work", "fifth", "4", seed="1") == 2
+    assert "holds a training with --seed=0, not 1; give another folder" in said()
+    (tmp_path / "work" / "vision.pt").unlink()
+    assert run("work", "fifth", "4", seed="1") == 2, "language.pt alone is another seed's too"
     for broken in (b"", b"junk\n"):
-        (tmp_path / "work" / "vision.pt").write_bytes(broken)
+        (tmp_path / "work" / "language.pt").write_bytes(broken)
         assert run("work", "fifth", "4") == 2
-        assert "vision.pt can't be read" in capsys.readouterr().err
+        assert "language.pt is damaged or of an older version" in said()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["train", "--bank-groups", "10"], "'10' must be a whole number of at least 2400"),
+        (["train", "--seed", "-1"], "'-1' must be a whole number of at least 0"),
+        (["evaluate", "--groups", "64,x"], "'x' must be a whole number of at least 1"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(options, complaint, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        train_bundled.main(options)
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_work_folder_that_is_a_file_is_named(tmp_path: Path, capsys):
+    (tmp_path / "work").write_text("")
+    assert train_bundled.main(["train", "--work", str(tmp_path / "work"), "--output", str(tmp_path / "out")]) == 2
+    assert "--work and --output must be folders" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("set_name", ["simple", "dense", "natural"])
