@@ -33,8 +33,11 @@ def whole_number(least: int) -> Callable[[str], int]:
 
 
 def whole_numbers(text: str) -> list[int]:
-    """An option's type: whole numbers above 0 with commas between, such as 4096,8192."""
-    return [whole_number(1)(part) for part in text.split(",")]
+    """An option's type: whole numbers above 0 with commas between."""
+    try:
+        return [whole_number(1)(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} must be whole numbers above 0 with commas between, such as 4096,8192") from None
 
 
 def make_console(**options: Any) -> Console:

@@ -190,7 +190,7 @@ def test_a_training_run_continues_where_it_stopped(tmp_path: Path, capsys):
     [
         (["train", "--bank-groups", "10"], "'10' must be a whole number of at least 2400"),
         (["train", "--seed", "-1"], "'-1' must be a whole number of at least 0"),
-        (["evaluate", "--groups", "64,x"], "'x' must be a whole number of at least 1"),
+        (["evaluate", "--groups", "64,x"], "'64,x' must be whole numbers above 0"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(options, complaint, capsys):

@@ -28,6 +28,7 @@ from jobs.bench._model import (
     with_settings,
 )
 from jobs.bench.pipeline import over_target
+from jobs.terminal import whole_numbers
 
 SMALL = {"hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "device": "cpu"}
 SHAPE = ["--hidden", "64", "--layers", "2", "--heads", "2", "--kv-heads", "1", "--device", "cpu", "--threads", "1"]
@@ -67,7 +68,7 @@ def test_the_pipeline_bench_says_what_missed_its_target() -> None:
 @pytest.mark.parametrize("text", ["", "4096,", "0", "4k", "-1,3"])
 def test_a_list_of_numbers_is_refused_with_an_example(text) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="such as 4096,8192"):
-        _measure.numbers(text)
+        whole_numbers(text)
 
 
 def test_turns_alternate_and_end_at_the_limit() -> None:
