@@ -57,7 +57,7 @@ def show_score(console: Console, output: Path) -> None:
     read, kept = sum(row["visual_tokens"] or 0 for row in memory), max(row["budget_tokens"] for row in memory)
     console.print(
         f"{read:,} visual tokens were read; each layer kept {kept} entries a video, the prompt's own tokens included. The model is a test "
-        "model of 1.2 million parameters that knows shapes, colours and digits. Which came first it never learnt, when hardly: its card, "
+        "model of 1.2 million parameters that knows shapes, colours and digits. Which came first it never learnt, and when only in part: its card, "
         "engine/bundled/qwen2_5_vl_tiny/README.md, has the figures."
     )
 
