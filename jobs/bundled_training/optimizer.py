@@ -16,8 +16,7 @@ _MUON_RATE = 2.0
 class MuonAndAdamW:
     """Descends with gradients clipped to a norm of 1, at a rate that follows the step.
 
-    Muon (https://kellerjordan.github.io/posts/muon) gives every direction of a matrix's step the same size, so that rare ones, which compare two
-    things rather than look one up, are learnt in far fewer steps.
+    Muon (https://kellerjordan.github.io/posts/muon) gives every direction of a matrix's step the same size. docs/study.md says what came of it.
 
     Args:
         layers: a module whose every matrix is Muon's: it mustn't hold embeddings or heads.

@@ -199,6 +199,15 @@ def test_numbers_that_cannot_be_are_refused(options, complaint, capsys):
     assert complaint in capsys.readouterr().err
 
 
+def test_a_training_that_is_stopped_says_how_to_go_on(tmp_path: Path, monkeypatch, capsys):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_bundled, "build_bank", stop)
+    assert train_bundled.main(["train", "--work", str(tmp_path / "work"), "--output", str(tmp_path / "out")]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
 def test_a_work_folder_that_is_a_file_is_named(tmp_path: Path, capsys):
     (tmp_path / "work").write_text("")
     assert train_bundled.main(["train", "--work", str(tmp_path / "work"), "--output", str(tmp_path / "out")]) == 2

@@ -31,9 +31,8 @@ def test_only_matrices_of_layers_step_in_all_directions_alike():
     change = {name: before[name] - parameter.detach() for name, parameter in model.named_parameters()}
     assert all(c.abs().max() > 0 for c in change.values())
     undecayed = {name: c - 0.01 * 0.1 * (2 if name == "layer.weight" else 1) * before[name] for name, c in change.items() if c.ndim > 1}
-    spread = {
-        name: torch.linalg.svdvals(c)[:4] for name, c in undecayed.items()
-    }  # gradients of a cross-entropy sum to zero over its five classes: rank 4
+    # Gradients of a cross-entropy sum to zero over its five classes: four directions.
+    spread = {name: torch.linalg.svdvals(c)[:4] for name, c in undecayed.items()}
     assert spread["layer.weight"].max() < 2.5 * spread["layer.weight"].min()
     assert spread["head.weight"].max() > 2.5 * spread["head.weight"].min()
     assert torch.allclose(change["head.bias"].abs(), torch.tensor(0.01), rtol=0.01), "AdamW's first step, not decayed"
