@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from jobs.bundled_training.architecture import Architecture
-from jobs.bundled_training.bank import COLOUR_NAMES, FIGURES, GroupBank
+from jobs.bundled_training.bank import COLOUR_NAMES, FIGURES, NOTHING_COLOUR, GroupBank
 from jobs.bundled_training.optimizer import MuonAndAdamW
 from jobs.bundled_training.thumbnails import Thumbnails, thumbnail_loss
 
@@ -20,6 +20,9 @@ _TURN, _STRETCH, _SHIFT_PX = 0.12, 0.1, 3.0
 
 _THUMBNAIL_WEIGHT = 0.25
 """Small: several needles to name at once make a noisy loss, which would drown the tiles' own."""
+
+_NOTHING_WEIGHT = 0.3
+"""Of the variance among tokens that show no needle. Unlike ones lie as far from a head's mean key as needles do, and policies keep them."""
 
 
 class ThrowAwayHead(nn.Module):
@@ -64,7 +67,10 @@ def train_vision(
     for step in range(1, steps + 1):
         rows = torch.randint(len(train.frames), (batch_groups,), generator=generator)
         seen = disturbed(train.frames[rows], generator)
-        loss = _loss(head(architecture.encode(model, seen)), train.colour[rows], train.figure[rows])
+        encoded = architecture.encode(model, seen)
+        loss = _loss(head(encoded), train.colour[rows], train.figure[rows])
+        nothing = head.norm(encoded[train.colour[rows] == NOTHING_COLOUR]).flatten(0, 1)
+        loss = loss + _NOTHING_WEIGHT * nothing.var(dim=0).mean()
         if thumbnails is not None:
             loss = loss + _THUMBNAIL_WEIGHT * thumbnail_loss(architecture, model, head, thumbnails, train, generator)
         optimizer.descend(loss, step)
