@@ -21,7 +21,7 @@ _TURN, _STRETCH, _SHIFT_PX = 0.12, 0.1, 3.0
 _THUMBNAIL_WEIGHT = 0.25
 """Small: several needles to name at once make a noisy loss, which would drown the tiles' own."""
 
-_NOTHING_WEIGHT = 0.3
+_NOTHING_WEIGHT = 0.05
 """Of the variance among tokens that show no needle. Unlike ones lie as far from a head's mean key as needles do, and policies keep them."""
 
 
