@@ -22,7 +22,7 @@ _THUMBNAIL_WEIGHT = 0.25
 """Small: several needles to name at once make a noisy loss, which would drown the tiles' own."""
 
 _NOTHING_WEIGHT = 0.05
-"""Of the variance among tokens that show no needle. Unlike ones lie as far from a head's mean key as needles do, and policies keep them."""
+"""Of the variance among the normalised tokens of groups without a needle, glitches included: KeyDiff keeps keys that differ from the mean."""
 
 
 class ThrowAwayHead(nn.Module):
