@@ -22,6 +22,7 @@ from referencing import Registry, Resource
 
 from pipeline.config import load_config
 from tests.conftest import DATA
+from tests.support.oldest import named
 from tests.support.prometheus_operator import SCHEMAS
 
 ROOT = Path(__file__).parents[2]
@@ -303,6 +304,24 @@ def test_the_image_holds_what_the_project_asks_for() -> None:
         assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
     for overlay in OVERLAYS:
         assert one(overlay, "RayCluster")["spec"]["rayVersion"] == locked["ray"], "KubeRay must be told the image's Ray"
+
+
+def _tested(python: str) -> dict[str, str]:
+    """constraints.txt on a Python for Linux: each package's release."""
+    place = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux", "platform_machine": "x86_64"}
+    return {canonicalize_name(one.name): str(one.specifier).removeprefix("==") for one in named(ROOT / "constraints.txt", place)}
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_what_was_tested_lies_within_what_is_allowed(python: str) -> None:
+    tested = _tested(python)
+    wanted = [line for line in metadata.requires("reelkeep") or [] if 'extra == "peers"' not in line]
+    for requirement in map(Requirement, wanted):
+        assert requirement.specifier.contains(tested[canonicalize_name(requirement.name)]), requirement
+
+
+def test_the_image_installs_what_was_tested() -> None:
+    assert _locked().items() <= _tested("3.11").items()
 
 
 def test_the_dockerfile_passes_its_linter_and_finds_its_files() -> None:
